@@ -4,8 +4,6 @@ earlier episode on the same weights, beside the same when it cannot be shared.
     python benchmarks/agent_prompts.py
     python benchmarks/agent_prompts.py --quick --json
     python benchmarks/agent_prompts.py --model FOLDER --device cuda
-
-Owns: the measurement. Never touches: how prefixes are shared.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ number of sampled tokens after which an evaluation has reached the world's aim. 
 learning rates: the one with which most seeds arrive, and of these the one with the smallest median. Rows are kept by a
 hash of all that a run depends on, so that the same command goes on where it stopped. Runs of all methods and rates of a
 seed come before those of the next seed: what is there at any time can be compared.
-Owns: which runs there are, the verdict, tables and curves. Never touches: the runs (`peers/credit_cell`).
 """
 
 from __future__ import annotations

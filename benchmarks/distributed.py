@@ -4,8 +4,7 @@ rank and layers gathered by FSDP2 from one process beside a worker without eithe
     python benchmarks/distributed.py --quick
     python benchmarks/distributed.py --shape qwen3-4b --device cuda
 
-A step is one request of 16 full micro-batches and an optimizer step, by the engine's backend. Owns: these figures.
-Never touches: how gradients are summed.
+A step is one request of 16 full micro-batches and an optimizer step, by the engine's backend.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@
 
 A random model plays an environment whose rewards are random and differ within a group, so that no group is drawn anew.
 The core is asked for the same numbers of tokens without server, environment and loop; the plain loop is transformers'
-`generate` and PEFT's training step, each timed on a part of the work and scaled up to all of it. Owns: the step's rows.
-Never touches: how the pieces work.
+`generate` and PEFT's training step, each timed on a part of the work and scaled up to all of it.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     python benchmarks/gym.py --quick
     python benchmarks/gym.py --json
 
-Owns: the rows, their work and targets. Never touches: the load (`peers/platform_load.py`), the model's endpoint
-(`peers/gym_stub.py`), the world (`peers/gym_world`). NeMo Gym's figures were taken elsewhere, where it is installed.
+NeMo Gym's figures were taken elsewhere, where it is installed.
 """
 
 from __future__ import annotations

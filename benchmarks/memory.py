@@ -4,7 +4,7 @@
     python benchmarks/memory.py --device cuda
 
 Weights are random and drawn where they are needed, one at a time: no file is read or written. On a GPU all of it runs
-under a limit of the promised memory, and a run that needs more fails. Owns: these figures. Never touches: the plan.
+under a limit of the promised memory, and a run that needs more fails.
 """
 
 from __future__ import annotations

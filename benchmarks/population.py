@@ -7,7 +7,7 @@
 
 Each figure is a whole command, with its server's start. What was measured is kept in a file, so that the same command
 goes on where it stopped. `h200-bits` compares members with their lone runs: every metric but times, and the files of
-the last adapter. Owns: the commands, the comparison, the table. Never touches: how runs train.
+the last adapter.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/quantised.py --quick
     python benchmarks/quantised.py --shape qwen3-4b --device cuda
 
-Sequences are drawn from the unquantised model. Owns: these figures. Never touches: how weights are quantised.
+Sequences are drawn from the unquantised model.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@
 The second server has no replica: its worker trains and samples in turns. Both may share one GPU (set `cache_tokens`);
 the one that is not measured is idle. With both at hand, the same model is trained at both, and what they sample with
 the same seeds is compared, to the bit.
-
-Owns: the work, the times. Never touches: servers; any that speaks Tinker's API will do.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 The model is random. In bfloat16 sampler and trainer round differently on a CPU (on a GPU with `numerics: exact` they do
 not), and now and then a token goes to other experts. Sampled are answers to random prompts, at temperature 1; compared
-are their tokens. Owns: these figures. Never touches: how experts are chosen.
+are their tokens.
 """
 
 from __future__ import annotations

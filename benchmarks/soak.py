@@ -7,9 +7,6 @@ In the first third, engine and server are killed (SIGKILL) at random. In the oth
 memory can grow: the last third is compared with the middle one. What the server keeps, it keeps for a short time here,
 so that purges are part of every third. At the end a tenant trains twice alone, once with its engine killed: both must
 have the same bits.
-
-Owns: the schedule, kills, what is measured, the verdict. Never touches: requests and their checks
-(`peers/soak_work.py`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ ones, or not 20 points more than the untrained model (of what begins above 70 %,
 the best weights and ending early are off. In every second seed the first adapter is changed by 1e-6, which stands for
 another machine's rounding. Rows are kept by a hash of the resolved config, so that the same command goes on where it
 stopped, and a changed recipe is run anew.
-Owns: which cells there are, the verdict, the table. Never touches: the runs (`peers/stability_cell`).
 """
 
 from __future__ import annotations

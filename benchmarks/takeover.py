@@ -7,8 +7,6 @@ Two `palestra serve --standby` with state folders of their own share the databas
 checkpoints. A client trains a model; in each round the active server and its engine are killed with SIGKILL, and the
 clock runs until the other server's /readyz answers 200, and until the next training step is done. The killed server is
 then started again as the standby.
-
-Owns: the servers, the kills, the times. Never touches: the database's own process.
 """
 
 from __future__ import annotations

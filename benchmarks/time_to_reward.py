@@ -9,7 +9,7 @@
 Each contender trains a LoRA adapter of the same shape on the same prompts in the same order, in a process of its own,
 and stands still while its weights are evaluated: by `palestra eval`, at one server, on the same held-out tasks with the
 same seeds, whoever trained them. Every evaluation is a row of the file; a run that was ended goes on with the next
-cell. Owns: the order of the runs, the evaluation, the table. Never touches: how anybody trains.
+cell.
 """
 
 from __future__ import annotations

@@ -5,8 +5,6 @@ how fast a server with the bundled model shows the same, and itself.
     python benchmarks/view.py --runs 1000 --rollouts 10000000
 
 The runs are made, not played: one step's rollouts are written once and linked into every step of every run.
-
-Owns: the folder, the rows and their targets. Never touches: how pages are made.
 """
 
 from __future__ import annotations

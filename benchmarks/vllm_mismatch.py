@@ -4,8 +4,6 @@ sampled by vLLM, and at a second one to compare with.
     make vllm                                                  # once: vLLM in .venv-vllm
     palestra serve --model ephebe models.0.sampler=vllm models.0.vllm.python=.venv-vllm/bin/python
     python benchmarks/vllm_mismatch.py --server http://127.0.0.1:8000 [--peer-url URL]
-
-Owns: the samples, the figures. Never touches: servers; any that speaks Tinker's API will do.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 
 Long tasks and short tasks of the same app are measured in turns. Calls are those of an instance in which the task has
 been played to its end.
-Owns: the rows, their work and targets. Never touches: HTTP (`local_platform.py` measures that).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Which published sizes fit which card: the table of docs/models.md, from the code of `palestra model info --plan`.
 
 python scripts/model_sizes.py
-
-Owns: the list of models and cards. Never touches: the estimate itself.
 """
 
 from __future__ import annotations

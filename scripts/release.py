@@ -1,7 +1,5 @@
 """Makes what a release uploads, and prints it: `make release`. Nothing is uploaded.
 
-Owns: the checks before a release, the build of wheel and sdist. Never touches: the package index, git's tags.
-
 The files are built twice, from two copies of the commit in different folders, and must be the same to the byte:
 whoever has the commit can tell that a published wheel is made of it.
 """

@@ -2,8 +2,6 @@
 
 make screenshots                     # trains the demo first (minutes), unless ./runs has one called demo
 make screenshots ARGS="FOLDER demo"  # of a run that is there
-
-Owns: which pages are shown, and how. Never touches: what is on them.
 """
 
 from __future__ import annotations

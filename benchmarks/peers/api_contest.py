@@ -1,7 +1,4 @@
-"""Servers under test and the rows they compete in: who runs when, which peer value a row names.
-
-Owns: alternation over servers, rows from figures, what happens when one of them fails. Never touches: the work.
-"""
+"""Servers under test and the rows they compete in: who runs when, which peer value a row names."""
 
 from __future__ import annotations
 

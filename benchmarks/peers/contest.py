@@ -1,7 +1,4 @@
-"""Finding each peer's best configuration in a short pilot, then timing it alternately with ours.
-
-Owns: the pilot, who is timed, which peer a row names. Never touches: what the contenders do.
-"""
+"""Finding each peer's best configuration in a short pilot, then timing it alternately with ours."""
 
 from __future__ import annotations
 

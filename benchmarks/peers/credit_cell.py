@@ -1,7 +1,4 @@
-"""One run of `benchmarks/credit.py`: a world, a method, a learning rate, a seed, until its tokens are spent.
-
-Owns: the loop, what a run is measured by. Never touches: which runs there are, tables.
-"""
+"""One run of `benchmarks/credit.py`: a world, a method, a learning rate, a seed, until its tokens are spent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Decoding alone: how fast a full batch takes steps when every prompt is computed, and what the hardware would allow.
-
-Owns: the batch, the clock around its steps, the roofline. Never touches: targets, tables.
-"""
+"""Decoding alone: how fast a full batch takes steps when every prompt is computed, and what the hardware would
+allow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Trainers and players of the benchmark of episodes: hand-framed requests over kept connections, so that little of the
 machine goes to them.
-
-Owns: what is asked of us, and how long each answer took, of anybody. Never touches: processes, tables.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 `our_server(..., environment=fake_engine(folder))` makes `palestra serve` start it in place of the real one, by the
 interpreter's `sitecustomize`: the product has no such switch. A sample's seed is its identity, and its answer's tokens
 say it.
-
-Owns: the worker's end of the link, a tally of what arrived. Never touches: models, training.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@
 
 It prints its address. The model's name says what it does: `tools-2-text` calls a tool twice before it speaks,
 `tools-2-ids` does it with token ids and logprobs, as vLLM gives them.
-
-Owns: the answers. Never touches: what is measured.
 """
 
 from __future__ import annotations

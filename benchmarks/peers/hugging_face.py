@@ -1,7 +1,4 @@
-"""transformers' `generate` and continuous batching, each in the configuration it is told.
-
-Owns: padding, ordering, engine settings. Never touches: which configuration is best; the pilot finds that.
-"""
+"""transformers' `generate` and continuous batching, each in the configuration it is told."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A policy in this process, on the engine's backend, for benchmarks that compare how runs learn and not how fast they
 are: the same player, batches, losses and optimizer as a run's, without a server between them.
-
-Owns: one adapter, its samplers, who waits for which sample. Never touches: what is trained.
 """
 
 from __future__ import annotations

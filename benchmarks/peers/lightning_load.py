@@ -1,7 +1,4 @@
-"""Agent Lightning's store under the load of the benchmark of episodes: rollouts enqueued, dequeued and ended.
-
-Owns: its wire, starting its own command (`agl store`, in memory). Never touches: tables, who runs when.
-"""
+"""Agent Lightning's store under the load of the benchmark of episodes: rollouts enqueued, dequeued and ended."""
 
 from __future__ import annotations
 

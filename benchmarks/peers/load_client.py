@@ -5,8 +5,6 @@
 
 The key is in TINKER_API_KEY. It prints one line of JSON when it has begun, and one with what it found at its end;
 sessions end when stdin does.
-
-Owns: requests and what is checked of the answers. Never touches: servers, figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Requests of the benchmark of the model endpoint: plain HTTP, the same for every server.
-
-Owns: what is asked, and when each answer came. Never touches: processes, tables.
-"""
+"""Requests of the benchmark of the model endpoint: plain HTTP, the same for every server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ours, behind the same calls as its peers.
-
-Owns: one loaded model, its adapters, the steps a benchmark times. Never touches: clocks, tables.
-"""
+"""Ours, behind the same calls as its peers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ours in `time_to_reward`: `palestra train` with a server of its own.
-
-Owns: the config, reports after every few steps. Never touches: the loop.
-"""
+"""Ours in `time_to_reward`: `palestra train` with a server of its own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""PEFT on length-sorted, right-padded batches.
-
-Owns: the peer's training step. Never touches: which batch size is best; the pilot finds that.
-"""
+"""PEFT on length-sorted, right-padded batches."""
 
 from __future__ import annotations
 

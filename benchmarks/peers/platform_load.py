@@ -1,7 +1,6 @@
 """Load on an MCP server or a platform: kept connections, requests that are bytes already.
 
-Owns: sockets, latencies, the servers' processes. Never touches: rows. The client costs as little as it can, since it
-shares the cores with what it measures.
+The client costs as little as it can, since it shares the cores with what it measures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The rows of `time_to_reward` as a picture: success on held-out tasks against seconds and against sampled tokens.
-
-Owns: the curves. Never touches: which runs there were.
-"""
+"""The rows of `time_to_reward` as a picture: success on held-out tasks against seconds and against sampled tokens."""
 
 from __future__ import annotations
 

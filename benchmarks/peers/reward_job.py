@@ -1,8 +1,7 @@
 """What a contender of `time_to_reward` is asked to train, and how it reports.
 
 A contender is a program: it reads one job from its standard input, trains, and prints a line of JSON whenever weights
-are saved. It goes on when it reads an answer. Owns: the job, the clock, both ends of the pipe. Never touches: how
-anybody trains; it imports neither torch nor a trainer.
+are saved. It goes on when it reads an answer.
 """
 
 from __future__ import annotations

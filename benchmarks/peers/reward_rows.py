@@ -1,7 +1,4 @@
-"""Rows of `time_to_reward`: written one by one, so that a run that was ended goes on where it was.
-
-Owns: the file, which cells are done, what a cell took to its goal. Never touches: training, drawing.
-"""
+"""Rows of `time_to_reward`: written one by one, so that a run that was ended goes on where it was."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Work of a soak test: training, samples, chats and episodes that go on while processes are killed, with every answer
 checked.
-
-Owns: requests, what is checked of the answers, latencies. Never touches: processes, what is measured of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One training run of `stability`, in a process of its own with cores of its own.
 
-Reads a job from its standard input and prints one line of JSON when the run has ended. Owns: the server, the perturbed
-first adapter, what a run's metrics say about its end. Never touches: how anybody trains.
+Reads a job from its standard input and prints one line of JSON when the run has ended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """Work for a Tinker server through the official SDK, with the clock around it.
 
-Owns: requests, what is checked about the answers. Never touches: which rows there are, how servers are started.
 It imports nothing of ours, so that a venv with an older SDK can run it too.
 """
 

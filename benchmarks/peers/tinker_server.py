@@ -1,7 +1,4 @@
-"""Our own server as a child process, and what can be seen of a server from outside: memory, CPU, metrics.
-
-Owns: starting and stopping `palestra serve`. Never touches: requests.
-"""
+"""Our own server as a child process, and what can be seen of a server from outside: memory, CPU, metrics."""
 
 from __future__ import annotations
 

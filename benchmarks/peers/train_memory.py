@@ -1,7 +1,7 @@
 """Peak memory of training, each side in a process of its own: `python train_memory.py '{"side": "ours", …}'`.
 
 Counted: all that comes after the imports (weights, adapter, gradients, optimizer, activations), at its highest during
-two steps. On a GPU: what torch allocated there. Owns: that figure. Never touches: clocks.
+two steps. On a GPU: what torch allocated there.
 """
 
 from __future__ import annotations

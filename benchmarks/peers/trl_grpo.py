@@ -2,7 +2,7 @@
 
 LoRA is PEFT's, samples come from transformers' `generate`. Episodes are played by TRL's `rollout_func`, all rollouts of
 a step turn by turn as one batch, with the environments' own code and texts; only what the policy said is trained
-(`env_mask`). Owns: TRL's settings, the episodes' turns. Never touches: the trainer.
+(`env_mask`).
 """
 
 from __future__ import annotations

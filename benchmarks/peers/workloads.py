@@ -1,7 +1,4 @@
-"""What every contender is asked to do, and the clock around it.
-
-Owns: lengths, random tokens, timing. Never touches: a model.
-"""
+"""What every contender is asked to do, and the clock around it."""
 
 from __future__ import annotations
 

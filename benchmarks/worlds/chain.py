@@ -3,7 +3,6 @@
 At each of twelve doors the policy says A or B. Nothing tells whether that was right; after the last door the reward is
 the share of doors at which it was. Which word is right at which door never changes, so that all there is to learn is
 which of twelve decisions the reward is due to. Anything but A or B is wrong.
-Owns: the doors, the conversations that show how to answer. Never touches: models, runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the checks share: a folder for what they make, commands, and what a check may say.
-
-Owns: running commands. Never touches: what is checked.
-"""
+"""What the checks share: a folder for what they make, commands, and what a check may say."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files that are judged without running anything of Palestra: by linters and schemas.
-
-Owns: which tool judges which file. Never touches: servers, images.
-"""
+"""Files that are judged without running anything of Palestra: by linters and schemas."""
 
 from __future__ import annotations
 

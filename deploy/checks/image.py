@@ -1,7 +1,4 @@
-"""Images: built by buildah without a container daemon or a registry, and tried in a chroot.
-
-Owns: a Debian root in place of a registry's base, packages from a folder. Never touches: what an image is made of.
-"""
+"""Images: built by buildah without a container daemon or a registry, and tried in a chroot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The unit under a real systemd, in a container of systemd-nspawn: started, tried, restarted, stopped.
-
-Owns: that machine. Never touches: the unit, which is used as it is.
-"""
+"""The unit under a real systemd, in a container of systemd-nspawn: started, tried, restarted, stopped."""
 
 from __future__ import annotations
 

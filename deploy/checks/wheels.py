@@ -1,7 +1,4 @@
-"""Wheels: built once, and installed into an empty environment for each extra.
-
-Owns: what each extra must be able to do. Never touches: images.
-"""
+"""Wheels: built once, and installed into an empty environment for each extra."""
 
 from __future__ import annotations
 

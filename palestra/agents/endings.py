@@ -1,7 +1,4 @@
-"""How an agent ended, and what that is worth.
-
-Owns: telling the endings apart, their worth. Never touches: sandboxes, verifying.
-"""
+"""How an agent ended, and what that is worth."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where an agent is installed on this machine, so that a sandbox of this machine can show it.
-
-Owns: finding the program, its interpreter and the folders of both. Never touches: starting them.
-"""
+"""Where an agent is installed on this machine, so that a sandbox of this machine can show it."""
 
 from __future__ import annotations
 

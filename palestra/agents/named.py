@@ -1,7 +1,6 @@
 """The agents that are known by name, and commands that are none of them.
 
-Owns: how each agent gets its task, its model and the model's address. Never touches: sandboxes, episodes. `make
-test-agents` runs these programs.
+`make test-agents` runs these programs.
 """
 
 from __future__ import annotations

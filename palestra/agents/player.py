@@ -1,8 +1,4 @@
-"""Plays an episode of a coding task with an agent in a sandbox.
-
-Owns: the order of things, from the sandbox to the result. Never touches: claiming and leases, which the client
-library's pool has; how sandboxes, agents and verifiers work.
-"""
+"""Plays an episode of a coding task with an agent in a sandbox."""
 
 from __future__ import annotations
 

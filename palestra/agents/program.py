@@ -1,7 +1,4 @@
-"""An agent as a program to be started: its arguments, its environment, and the settings it reads from files.
-
-Owns: the records, and what every agent gets. Never touches: sandboxes, any particular agent.
-"""
+"""An agent as a program to be started: its arguments, its environment, and the settings it reads from files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The folder that is kept of an episode: what the agent printed, what it changed, what was said, what it was worth.
-
-Owns: names and form of the files. Never touches: what is in them.
-"""
+"""The folder that is kept of an episode: what the agent printed, what it changed, what was said, what it was worth."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An audit of coding tasks: their solutions, doing nothing and known cheats, each in sandboxes.
-
-Owns: what is played on a task, findings about its files. Never touches: sandboxes, verifiers.
-"""
+"""An audit of coding tasks: their solutions, doing nothing and known cheats, each in sandboxes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plays episodes of environments that call the model themselves, such as gyms: the model is a policy of a probe.
-
-Owns: one episode as it comes back. Never touches: how it is played, which is what an evaluation does.
-"""
+"""Plays episodes of environments that call the model themselves, such as gyms: the model is a policy of a probe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The record of one episode of an audit, whoever played it.
-
-Owns: what is kept of an episode, whether two went the same way, its transcript. Never touches: playing.
-"""
+"""The record of one episode of an audit, whoever played it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Findings of an audit: what was seen, why it matters and what to do about it.
-
-Owns: the kinds, with their texts. Never touches: how something is found.
-"""
+"""Findings of an audit: what was seen, why it matters and what to do about it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Messages that no environment asks for, and that a model may send all the same.
-
-Owns: the messages, by what they are. Never touches: environments.
-"""
+"""Messages that no environment asks for, and that a model may send all the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The right answers of tasks, as far as their rows have them, and whether the policy could read one.
-
-Owns: under which keys answers are, the forms in which they are said, leaks. Never touches: playing.
-"""
+"""The right answers of tasks, as far as their rows have them, and whether the policy could read one."""
 
 from __future__ import annotations
 

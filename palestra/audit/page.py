@@ -1,6 +1,6 @@
 """Audits as one HTML page, which needs nothing but itself.
 
-Owns: the page. Never touches: where it is written. Everything in it that a model or an environment said is escaped.
+Everything in it that a model or an environment said is escaped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Tasks of the local platform, tried on their worlds themselves: changes that nobody asked for, calls by chance, and
 tasks of the two splits that are the same.
-
-Owns: findings that need the state of a world. Never touches: conversations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Policies without a model: what they say depends on the conversation and on chance alone.
-
-Owns: what is said by gold, by doing nothing, by chance, over and over, wrongly written, and by known cheats. Never
-touches: environments, rewards.
-"""
+"""Policies without a model: what they say depends on the conversation and on chance alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The result of an audit, for people and for programs.
-
-Owns: the summary of each probe, figures. Never touches: how it is shown.
-"""
+"""The result of an audit, for people and for programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An audit of one environment, from its entry in a config to the report.
-
-Owns: what is played and in which order, the time it may take. Never touches: what the episodes say, which judges do.
-"""
+"""An audit of one environment, from its entry in a config to the report."""
 
 from __future__ import annotations
 

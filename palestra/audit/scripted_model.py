@@ -1,8 +1,4 @@
-"""A model endpoint whose answers a policy of a probe says: for environments that call the model themselves.
-
-Owns: OpenAI's chat completions over HTTP on loopback, calls in the text of a policy as tool calls. Never touches: what
-a policy says.
-"""
+"""A model endpoint whose answers a policy of a probe says: for environments that call the model themselves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""Running servers as environments to audit: MCP servers, whose tools are tried, and OpenEnv servers, whose actions are.
-
-Owns: which of the two a URL is, an episode at an OpenEnv server whose actions have a type of their own. Never touches:
-verdicts: a bare MCP server has none.
-"""
+"""Running servers as environments to audit: MCP servers, whose tools are tried, and OpenEnv servers, whose actions
+are."""
 
 from __future__ import annotations
 

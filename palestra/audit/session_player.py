@@ -1,7 +1,4 @@
-"""Plays episodes of environments that are called turn by turn in this process.
-
-Owns: one episode of a policy, its times and the memory of its steps. Never touches: what an episode means.
-"""
+"""Plays episodes of environments that are called turn by turn in this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What is audited, by its name on the command line.
 
-Owns: names of targets as entries of a config, or as coding tasks. Never touches: playing them.
-
 | name | |
 | --- | --- |
 | `stockroom`, `package.module:Class`, and every other name that `palestra eval` takes | an environment |

@@ -1,7 +1,4 @@
-"""The tasks of an environment: which of them are played, which are there twice, whether they are the same each time.
-
-Owns: choosing tasks, comparing listings. Never touches: playing them.
-"""
+"""The tasks of an environment: which of them are played, which are there twice, whether they are the same each time."""
 
 from __future__ import annotations
 

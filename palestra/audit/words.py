@@ -1,7 +1,4 @@
-"""Audits in lines of text, for the terminal and for the page.
-
-Owns: the words. Never touches: printing.
-"""
+"""Audits in lines of text, for the terminal and for the page."""
 
 from __future__ import annotations
 

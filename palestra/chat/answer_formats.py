@@ -1,7 +1,4 @@
-"""Chooses how an answer is parsed, whichever format its model writes.
-
-Owns: the choice of a parser, where in an answer a prompt ends. Never touches: how a format works.
-"""
+"""Chooses how an answer is parsed, whichever format its model writes."""
 
 from __future__ import annotations
 

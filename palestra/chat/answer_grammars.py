@@ -1,8 +1,4 @@
-"""Grammars for what surrounds the constrained part of an answer: reasoning before it, text before calls.
-
-Owns: rules for reasoning and for free text, in llguidance's Lark dialect. Never touches: which requests ask for a
-grammar.
-"""
+"""Grammars for what surrounds the constrained part of an answer: reasoning before it, text before calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A canonical form of messages: clients send a history back with arguments in another order, content as parts, or
 without reasoning.
-
-Owns: when two messages are the same. Never touches: tokens, templates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Token-exact conversations: tokens that were read and sampled stay as they were, and only new messages are rendered.
 
 The messages of a request are matched against earlier conversations. The prompt is the cached ids of the longest match,
-followed by the tokens of the messages after it; a history that was changed becomes a branch. Owns: the cached ids,
-finding them again, how many are kept for each owner. Never touches: models, HTTP, databases.
+followed by the tokens of the messages after it; a history that was changed becomes a branch.
 """
 
 from __future__ import annotations

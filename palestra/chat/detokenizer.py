@@ -1,8 +1,4 @@
-"""Converts tokens to text while they are sampled.
-
-Owns: characters that consist of several tokens, special tokens that a later parser needs as text. Never touches: what
-the text means.
-"""
+"""Converts tokens to text while they are sampled."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Agents send several system messages, system messages among the others, and two messages of the user in a row. Many
 templates refuse that, or leave the message out without a word.
-
-Owns: finding out what a template takes, the nearest shape that it does. Never touches: tokens.
 """
 
 from __future__ import annotations

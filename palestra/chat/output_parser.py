@@ -1,8 +1,4 @@
-"""Splits model output into reasoning, text and tool calls while it is generated.
-
-Owns: telling them apart, from left to right, with the same result whether the text comes at once or in pieces. Never
-touches: tokens.
-"""
+"""Splits model output into reasoning, text and tool calls while it is generated."""
 
 from __future__ import annotations
 

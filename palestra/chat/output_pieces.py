@@ -1,7 +1,4 @@
-"""The pieces of an answer: reasoning, text and tool calls, in the order they were written.
-
-Owns: the records. Never touches: how they are told apart.
-"""
+"""The pieces of an answer: reasoning, text and tool calls, in the order they were written."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 Templates of the Qwen families write one picture as `<|vision_start|><|image_pad|><|vision_end|>` where its part stands
 among the text of a message. Here a part becomes a mark, text like any other; when the rendered text is encoded, the
 mark becomes these tokens, with as many `<|image_pad|>` as the picture has positions.
-Owns: marks, finding pictures among token ids. Never touches: pixels, templates.
 """
 
 from __future__ import annotations

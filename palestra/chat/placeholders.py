@@ -1,7 +1,4 @@
-"""Short conversations that replace long ones while a template renders, with marks by which its output is found.
-
-Owns: placeholders for a turn, for tools, for the end of an open answer. Never touches: templates, tokens.
-"""
+"""Short conversations that replace long ones while a template renders, with marks by which its output is found."""
 
 from __future__ import annotations
 

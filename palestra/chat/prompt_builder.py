@@ -1,7 +1,4 @@
-"""Builds the prompt of a chat: cached ids for the history, and only new messages rendered.
-
-Owns: how a prompt is put together. Never touches: who keeps the ids, models, HTTP.
-"""
+"""Builds the prompt of a chat: cached ids for the history, and only new messages rendered."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Records of what is requested, what is cached and what is read.
-
-Owns: what a prompt depends on, when a turn matches a history, the key by which an answer is found. Never touches: the
-meaning of tokens, templates.
-"""
+"""Records of what is requested, what is cached and what is read."""
 
 from __future__ import annotations
 

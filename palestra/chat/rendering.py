@@ -1,8 +1,5 @@
 """Renders conversations to text that is safe to encode: texts of special tokens in messages are replaced by
 placeholders.
-
-Owns: rendering them, and rendering what follows a turn with a short placeholder for what came before it. Never touches:
-tokens.
 """
 
 from __future__ import annotations

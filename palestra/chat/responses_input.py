@@ -1,8 +1,6 @@
 """Converts a Responses request to a chat request: its items to messages, its tools and its format to those of a chat.
 
 Everything that the model said between two inputs is one message: its reasoning, its text, its calls.
-
-Owns: the rules of both dialects in this direction. Never touches: which fields a request may have, HTTP.
 """
 
 from __future__ import annotations

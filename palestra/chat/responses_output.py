@@ -1,7 +1,4 @@
-"""Writes an answer in the format of the Responses API: items, and around them the fields of the request.
-
-Owns: the JSON. Never touches: how an answer was made.
-"""
+"""Writes an answer in the format of the Responses API: items, and around them the fields of the request."""
 
 from __future__ import annotations
 

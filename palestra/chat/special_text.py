@@ -1,7 +1,4 @@
-"""Texts of special tokens in messages: they are hidden while a template renders, so that they remain text.
-
-Owns: finding them, placeholders for them. Never touches: tokenizers, templates.
-"""
+"""Texts of special tokens in messages: they are hidden while a template renders, so that they remain text."""
 
 from __future__ import annotations
 

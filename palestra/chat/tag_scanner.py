@@ -1,7 +1,4 @@
-"""Finds tags in a text that is still being generated.
-
-Owns: the first of several tags, and what may still become one. Never touches: what a tag means.
-"""
+"""Finds tags in a text that is still being generated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs chat templates as `transformers` does, without it.
-
-Owns: where a folder keeps its template, the sandbox, what a template can use. Never touches: tokens.
-"""
+"""Runs chat templates as `transformers` does, without it."""
 
 from __future__ import annotations
 

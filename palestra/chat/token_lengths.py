@@ -1,7 +1,5 @@
 """An upper bound for how many characters a token stands for: so a text that is too long for a context is refused before
 it is encoded.
-
-Owns: that bound. Never touches: encoding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Converts conversations to the exact tokens that a model gets, and back.
-
-Owns: encoding whole conversations and what follows an assistant's turn; text that can never become a special token.
-Never touches: models, HTTP, transformers.
-"""
+"""Converts conversations to the exact tokens that a model gets, and back."""
 
 from __future__ import annotations
 

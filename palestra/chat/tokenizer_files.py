@@ -1,8 +1,4 @@
-"""Reads what a model folder says about its tokenizer into one record.
-
-Owns: tokenizer.json, tokenizer_config.json, the eos ids of config.json and generation_config.json. Never touches:
-weights, transformers.
-"""
+"""Reads what a model folder says about its tokenizer into one record."""
 
 from __future__ import annotations
 

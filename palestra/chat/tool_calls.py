@@ -1,8 +1,5 @@
 """Finds tool calls in model output: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`; ignores those in its
 reasoning.
-
-Owns: finding calls, saying why an attempt at one is invalid, how deep JSON may be nested. Never touches: which tools
-exist, what is done with a call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Converts the calls of a model to training data: which call continued which, by their token ids alone.
-
-Owns: joining calls by exact prefix, the loss mask. Never touches: text, rewards, databases.
-"""
+"""Converts the calls of a model to training data: which call continued which, by their token ids alone."""
 
 from __future__ import annotations
 

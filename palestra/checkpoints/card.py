@@ -1,7 +1,4 @@
-"""The model card of a published checkpoint, written from its run.
-
-Owns: what is published of a run: no addresses, no paths of this machine. Never touches: uploading.
-"""
+"""The model card of a published checkpoint, written from its run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Checkpoints for other tools: adapters that PEFT and vLLM load, and whole models with the adapter folded in.
-
-Owns: which base belongs to a checkpoint and what it is called elsewhere, room on the disk. Never touches: tensors
-(`palestra.model.lora` does).
-"""
+"""Checkpoints for other tools: adapters that PEFT and vLLM load, and whole models with the adapter folded in."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether an exported checkpoint says in transformers what the checkpoint says here.
-
-Owns: the comparison. Never touches: writing exports.
-"""
+"""Whether an exported checkpoint says in transformers what the checkpoint says here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model repository at the Hugging Face hub: whether one may write to it, and uploading a folder.
-
-Owns: calls of huggingface_hub, and words for what goes wrong. Never touches: what is uploaded.
-"""
+"""A model repository at the Hugging Face hub: whether one may write to it, and uploading a folder."""
 
 from __future__ import annotations
 

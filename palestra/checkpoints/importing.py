@@ -1,8 +1,4 @@
-"""Adapters from elsewhere as checkpoints of a server: uploaded, loaded by its engine, and saved under a name.
-
-Owns: the way of a PEFT folder into a server, and which of its models it belongs to. Never touches: tensors, except the
-scale of an adapter.
-"""
+"""Adapters from elsewhere as checkpoints of a server: uploaded, loaded by its engine, and saved under a name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Publishing a checkpoint: an export with its model card, uploaded to the Hugging Face hub.
-
-Owns: what belongs into a repository. Never touches: the hub's API (`hub`), the card's words (`card`).
-"""
+"""Publishing a checkpoint: an export with its model card, uploaded to the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checkpoints of a running server, ours or a hosted one, by the official Tinker client.
-
-Owns: listing, downloading, saving again, deleting. Never touches: what is in the files.
-"""
+"""Checkpoints of a running server, ours or a hosted one, by the official Tinker client."""
 
 from __future__ import annotations
 

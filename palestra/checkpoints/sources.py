@@ -1,7 +1,4 @@
-"""Where the files of a checkpoint are read from: a folder here, or a server that has them.
-
-Owns: downloads into a temporary folder. Never touches: what is in the files.
-"""
+"""Where the files of a checkpoint are read from: a folder here, or a server that has them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The top of the command line: which commands there are.
-
-Owns: the command table, the version flag. Never touches: anything slow to import.
-"""
+"""The top of the command line: which commands there are."""
 
 from __future__ import annotations
 

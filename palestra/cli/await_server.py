@@ -1,7 +1,4 @@
-"""Waiting for a server that has been started and does not serve yet.
-
-Owns: asking it how far it is, saying so. Never touches: what a command wants of the server.
-"""
+"""Waiting for a server that has been started and does not serve yet."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra config`: what a command would run with, and every key there is.
-
-Owns: showing. Never touches: what the keys mean.
-"""
+"""`palestra config`: what a command would run with, and every key there is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra data`: look at datasets, split and convert them.
-
-Owns: arguments and printing. Never touches: rows.
-"""
+"""`palestra data`: look at datasets, split and convert them."""
 
 from __future__ import annotations
 

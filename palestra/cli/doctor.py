@@ -1,7 +1,4 @@
-"""`palestra doctor`: what works here, and the command that makes the rest work.
-
-Owns: the verdict and how it is shown. Never touches: the machine; nothing is changed.
-"""
+"""`palestra doctor`: what works here, and the command that makes the rest work."""
 
 from __future__ import annotations
 

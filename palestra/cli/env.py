@@ -1,7 +1,4 @@
-"""`palestra env`: which environments there are, playing one oneself, auditing them.
-
-Owns: arguments and printing. Never touches: how environments are found, made and stepped.
-"""
+"""`palestra env`: which environments there are, playing one oneself, auditing them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra env audit`: environments, played by policies without a model, and what is wrong with their rewards.
-
-Owns: arguments, progress, printing, the exit code. Never touches: what is played and judged.
-"""
+"""`palestra env audit`: environments, played by policies without a model, and what is wrong with their rewards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra eval`: models, anywhere, on the tasks of environments and benchmarks.
-
-Owns: arguments, the evaluations' folders, exit codes. Never touches: playing.
-"""
+"""`palestra eval`: models, anywhere, on the tasks of environments and benchmarks."""
 
 from __future__ import annotations
 

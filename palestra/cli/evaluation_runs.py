@@ -1,7 +1,4 @@
-"""How `palestra eval` plays evaluations one after the other and prints what came out.
-
-Owns: progress, results, the words after an end. Never touches: arguments, playing.
-"""
+"""How `palestra eval` plays evaluations one after the other and prints what came out."""
 
 from __future__ import annotations
 

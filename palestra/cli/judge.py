@@ -1,7 +1,4 @@
-"""`palestra judge`: how far a judge of a config agrees with answers that people have graded.
-
-Owns: arguments and printing. Never touches: calls, measures.
-"""
+"""`palestra judge`: how far a judge of a config agrees with answers that people have graded."""
 
 from __future__ import annotations
 

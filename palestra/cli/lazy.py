@@ -1,7 +1,4 @@
-"""A click group that imports a command only when it runs, and accepts aliases of its commands.
-
-Owns: placeholders for commands that are not loaded yet, aliases. Never touches: what the commands do.
-"""
+"""A click group that imports a command only when it runs, and accepts aliases of its commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Facts about this machine and this installation, gathered without changing anything.
-
-Owns: gathering. Never touches: judging and printing, which `doctor` does.
-"""
+"""Facts about this machine and this installation, gathered without changing anything."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Options that mean the same in every command: which server, the key to it, config files. Old names of options still
 work.
-
-Owns: `--server`, `--key` and `--config`, the warning about an old name. Never touches: requests to a server that has
-started.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How commands report: a result on stdout, one line on stderr when something is wrong, and an exit code.
-
-Owns: exit codes, JSON output, human units. Never touches: the content.
-"""
+"""How commands report: a result on stdout, one line on stderr when something is wrong, and an exit code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What a person sees of a run while it goes: a live display in a terminal, a line for each step elsewhere, and in both
 the stage that the run is in, how far it is and since when.
-
-Owns: rows, bars, sparklines. Never touches: the run.
 """
 
 from __future__ import annotations

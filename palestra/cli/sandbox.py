@@ -1,7 +1,4 @@
-"""`palestra sandbox`: which backends can hold a wall here, and running a command behind one.
-
-Owns: arguments and printing. Never touches: how a sandbox is held.
-"""
+"""`palestra sandbox`: which backends can hold a wall here, and running a command behind one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra train`: run a training loop from a config file.
-
-Owns: finding the config, the run's folder, the display, exit codes. Never touches: training.
-"""
+"""`palestra train`: run a training loop from a config file."""
 
 from __future__ import annotations
 

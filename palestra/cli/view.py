@@ -1,7 +1,4 @@
-"""`palestra view`: the dashboard over run folders.
-
-Owns: arguments, what is printed at the start. Never touches: pages, sockets.
-"""
+"""`palestra view`: the dashboard over run folders."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Cases: commands and what they should print, as a transcript of a terminal.
 
-Owns: the file `tests/cases.txt`, running its commands in a sandbox, and comparing outside of it. Never touches:
-rewards.
-
 ```text
 $ python3 -c 'from slug import slug; print(slug("Two Words"))'
 two-words

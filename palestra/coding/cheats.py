@@ -1,6 +1,6 @@
 """Commands of the shell that try to get a coding task's reward without solving it.
 
-Owns: the commands. Never touches: sandboxes, verdicts. None of them may be worth anything on a sound task.
+None of them may be worth anything on a sound task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Dockerfiles of the simple kind, as steps that need no image.
-
-Owns: which Dockerfiles can be followed without Docker, and what to do then. Never touches: sandboxes.
-"""
+"""Dockerfiles of the simple kind, as steps that need no image."""
 
 from __future__ import annotations
 

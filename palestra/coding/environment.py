@@ -1,7 +1,4 @@
-"""A task's sandbox: what it is started with, and the files that are put in before the agent begins.
-
-Owns: which backend can play a task, and putting files in. Never touches: tests and solutions.
-"""
+"""A task's sandbox: what it is started with, and the files that are put in before the agent begins."""
 
 from __future__ import annotations
 

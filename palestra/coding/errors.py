@@ -1,7 +1,4 @@
-"""What can be wrong with a task, and what with its verifier.
-
-Owns: the exceptions. Never touches: anything else.
-"""
+"""What can be wrong with a task, and what with its verifier."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A task's own solution, played as an agent would: what shows that a task can be solved.
-
-Owns: putting the solution in and running it. Never touches: judging.
-"""
+"""A task's own solution, played as an agent would: what shows that a task can be solved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Task folders in Harbor's format, with our own table `[palestra]` in `task.toml`.
 
-Owns: reading them. Never touches: what is done with a task.
-
 ```text
 instruction.md   task.toml   environment/[Dockerfile, …]   tests/[test.sh, cases.txt, …]   solution/solve.sh
 ```

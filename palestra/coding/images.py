@@ -1,8 +1,4 @@
-"""Images of tasks, for docker and podman: built once, by what is in their folders.
-
-Owns: building, and taking the working folder out of an image: a sandbox lays an empty one over it. Never touches: tests
-and solutions, which no image must have.
-"""
+"""Images of tasks, for docker and podman: built once, by what is in their folders."""
 
 from __future__ import annotations
 

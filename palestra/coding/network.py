@@ -1,7 +1,4 @@
-"""Test scripts that install something, though no sandbox has a network.
-
-Owns: finding out which do, and whether stand-ins for the installers will do. Never touches: running them.
-"""
+"""Test scripts that install something, though no sandbox has a network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The parts of a reward: hidden tests, cases, commands such as builds and linters, and the size of the change.
-
-Owns: the value of each part. Never touches: weights.
-"""
+"""The parts of a reward: hidden tests, cases, commands such as builds and linters, and the size of the change."""
 
 from __future__ import annotations
 

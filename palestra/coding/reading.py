@@ -1,7 +1,4 @@
-"""Task folders: Harbor's, Terminal-Bench's, and folders of them.
-
-Owns: which format a folder has, and what the two have in common. Never touches: sandboxes.
-"""
+"""Task folders: Harbor's, Terminal-Bench's, and folders of them."""
 
 from __future__ import annotations
 

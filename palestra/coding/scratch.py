@@ -1,7 +1,4 @@
-"""Folders for copies of agents' work while it is judged. What a killed process leaves, the next one removes.
-
-Owns: making and removing them. Never touches: what is in them.
-"""
+"""Folders for copies of agents' work while it is judged. What a killed process leaves, the next one removes."""
 
 from __future__ import annotations
 

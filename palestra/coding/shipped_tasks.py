@@ -1,7 +1,4 @@
-"""The tasks that come with Palestra, and how they become folders that need nothing of ours.
-
-Owns: where they are, exporting them. Never touches: playing them.
-"""
+"""The tasks that come with Palestra, and how they become folders that need nothing of ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Stand-ins for installers that a test script calls: they install nothing, and say what is missing.
 
-Owns: the programs that are put before the sandbox's own. Never touches: packages. A test script in Harbor's usual form
-installs uv from the network and runs pytest by it; with these, it runs the pytest that the sandbox has.
+A test script in Harbor's usual form installs uv from the network and runs pytest by it; with these, it runs the pytest
+that the sandbox has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""SWE-style rows become task folders: a repository at a commit, tests that fail and should pass, tests that pass.
-
-Owns: SWE-bench's and SWE-smith's fields, and what a task is made of. Never touches: the network; clones are local.
-"""
+"""SWE-style rows become task folders: a repository at a commit, tests that fail and should pass, tests that pass."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A coding task as it was read from its folder, whatever the folder's format.
-
-Owns: the records. Never touches: files, sandboxes.
-"""
+"""A coding task as it was read from its folder, whatever the folder's format."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Task folders in Terminal-Bench's first format, before Harbor.
 
-Owns: reading them. Never touches: what is done with a task.
-
 ```text
 task.yaml   Dockerfile   docker-compose.yaml   run-tests.sh   tests/   solution.sh
 ```

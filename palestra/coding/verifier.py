@@ -1,8 +1,5 @@
 """The verifier: judges what an agent left in its sandbox, in sandboxes of its own.
 
-Owns: how the work gets from the agent's sandbox to each part of the reward, and the sum of the parts. Never touches:
-what a part is.
-
 Each part starts from a copy of the agent's working folder in a new sandbox without a network. Nothing else of the
 agent's comes in: not its processes, environment, home or programs. Files that change what a test run does are put back
 as the task has them, and the tests are put in last.

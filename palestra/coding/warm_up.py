@@ -1,7 +1,5 @@
 """Warm-up tasks, the level below those that ship: one short command of the shell each, made from templates by number.
 
-Owns: the templates, and writing tasks as folders. Never touches: playing them.
-
 A task is a function of its number alone; those held out are about files that no other task names. Tests look at what is
 in the folder afterwards, so that any command that does what was asked is as good as the solution.
 """

@@ -1,7 +1,4 @@
-"""What an agent left: copies of its working folder in new sandboxes, and what it changed.
-
-Owns: making these sandboxes. Never touches: rewards.
-"""
+"""What an agent left: copies of its working folder in new sandboxes, and what it changed."""
 
 from __future__ import annotations
 

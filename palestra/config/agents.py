@@ -1,7 +1,4 @@
-"""Settings of agents that play coding tasks: for `palestra agent play`, and for `rollouts: agent` of a training run.
-
-Owns: keys, defaults, bounds. Never touches: agents, sandboxes.
-"""
+"""Settings of agents that play coding tasks: for `palestra agent play`, and for `rollouts: agent` of a training run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of how rewards become a gradient: advantages, penalties, losses.
-
-Owns: keys, defaults, bounds. Never touches: rewards, tokens.
-"""
+"""Settings of how rewards become a gradient: advantages, penalties, losses."""
 
 from __future__ import annotations
 

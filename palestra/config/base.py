@@ -1,7 +1,4 @@
-"""What all our config models share.
-
-Owns: frozen, unknown keys refused, paths made absolute. Never touches: files.
-"""
+"""What all our config models share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of branching: rollouts that go on from one turn in several ways.
-
-Owns: keys, defaults, bounds. Never touches: worlds, tokens.
-"""
+"""Settings of branching: rollouts that go on from one turn in several ways."""
 
 from __future__ import annotations
 

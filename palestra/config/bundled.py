@@ -1,7 +1,4 @@
-"""What ships with the package: small models, and configs to start from.
-
-Owns: their names and folders. Never touches: their content.
-"""
+"""What ships with the package: small models, and configs to start from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the card of a published model says of a run beyond what the run knows by itself.
-
-Owns: the keys under `card` of a training config. Never touches: writing the card.
-"""
+"""What the card of a published model says of a run beyond what the run knows by itself."""
 
 from __future__ import annotations
 

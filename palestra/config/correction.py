@@ -1,7 +1,4 @@
-"""Settings of off-policy corrections and of the entropy bonus.
-
-Owns: keys, defaults, bounds. Never touches: log-probabilities.
-"""
+"""Settings of off-policy corrections and of the entropy bonus."""
 
 from __future__ import annotations
 

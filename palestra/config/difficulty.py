@@ -1,7 +1,4 @@
-"""Settings that choose tasks by how often they are solved.
-
-Owns: keys, defaults, bounds. Never touches: tasks.
-"""
+"""Settings that choose tasks by how often they are solved."""
 
 from __future__ import annotations
 

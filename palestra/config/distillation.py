@@ -1,7 +1,4 @@
-"""Settings of on-policy distillation: who teaches, and how much of what they say counts.
-
-Owns: keys, defaults, bounds. Never touches: models, the network.
-"""
+"""Settings of on-policy distillation: who teaches, and how much of what they say counts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Entries under `environments` of a training config, and the `config` of an entry that is a gym.
-
-Owns: their keys, and which settings of a run a gym does not support. Never touches: the gym's own files, starting it.
-"""
+"""Entries under `environments` of a training config, and the `config` of an entry that is a gym."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The config of `palestra eval`.
-
-Owns: keys, defaults, bounds. Never touches: environments, models, the network.
-"""
+"""The config of `palestra eval`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Explains what is wrong with a config in terms of what the user wrote.
-
-Owns: one line for each mistake, with key, source and nearest valid key. Never touches: files.
-"""
+"""Explains what is wrong with a config in terms of what the user wrote."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of judges: models that grade rollouts by a rubric.
-
-Owns: keys, defaults, bounds. Never touches: the network, rollouts.
-"""
+"""Settings of judges: models that grade rollouts by a rubric."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From files and overrides to a validated config, and back to JSON.
-
-Owns: reading, merging, remembering where each key was set. Never touches: what the keys mean.
-"""
+"""From files and overrides to a validated config, and back to JSON."""
 
 from __future__ import annotations
 

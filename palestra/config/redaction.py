@@ -1,7 +1,4 @@
-"""Finds secrets in text and blacks them out, for logs and for configs that are shown or saved.
-
-Owns: what looks like a secret. Never touches: where the text goes.
-"""
+"""Finds secrets in text and blacks them out, for logs and for configs that are shown or saved."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The config of `palestra serve`.
-
-Owns: keys, defaults, bounds of the server's config; handing a worker its part. Never touches: the network, torch.
-"""
+"""The config of `palestra serve`."""
 
 from __future__ import annotations
 

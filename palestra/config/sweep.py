@@ -1,7 +1,4 @@
-"""The config of `palestra sweep`.
-
-Owns: keys, defaults, bounds of a sweep. Never touches: what its keys are varied over (`palestra.sweeps.settings`).
-"""
+"""The config of `palestra sweep`."""
 
 from __future__ import annotations
 

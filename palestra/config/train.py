@@ -1,7 +1,4 @@
-"""The config of `palestra train`.
-
-Owns: keys, defaults, bounds of a training run's config. Never touches: environments, models, the network.
-"""
+"""The config of `palestra train`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Settings of advantages for single turns.
-
-Owns: keys, defaults, bounds. Never touches: rewards.
-"""
+"""Settings of advantages for single turns."""
 
 from __future__ import annotations
 

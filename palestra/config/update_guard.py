@@ -1,7 +1,4 @@
-"""The part of a run's config that bounds what one update may do to the policy.
-
-Owns: the keys and their defaults. Never touches: how an update is undone (`training/guarded_update`).
-"""
+"""The part of a run's config that bounds what one update may do to the policy."""
 
 from __future__ import annotations
 

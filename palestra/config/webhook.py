@@ -1,7 +1,4 @@
-"""Where the end of a run is reported to.
-
-Owns: the keys under `webhook` of a training config, and that its address is not saved. Never touches: sending.
-"""
+"""Where the end of a run is reported to."""
 
 from __future__ import annotations
 

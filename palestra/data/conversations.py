@@ -1,7 +1,5 @@
 """Conversations and preference pairs: the forms that a row may have.
 
-Owns: the forms, reporting which row is wrong and how. Never touches: files (`rows`), tokens.
-
 For SFT: `{"messages": [...], "tools": [...]}`, or `{"prompt": ..., "completion": ...}` (also called `response`). For
 DPO: `{"prompt": ..., "chosen": ..., "rejected": ...}`. For KTO these, or `{"prompt": ..., "completion": ..., "label":
 true}`. A prompt is text (the user's) or messages, an answer is text (the assistant's) or messages.

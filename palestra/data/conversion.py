@@ -1,7 +1,4 @@
-"""Converts datasets from one layout to another.
-
-Owns: reading and writing row by row. Never touches: what a layout can say (`layouts`).
-"""
+"""Converts datasets from one layout to another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a dataset is for, as its rows say: prompts to play, conversations to learn, pairs to prefer.
-
-Owns: the kinds, how a row is recognised. Never touches: files, tokens.
-"""
+"""What a dataset is for, as its rows say: prompts to play, conversations to learn, pairs to prefer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Layouts of rows that other tools use, and conversion between them without losing anything silently.
 
-Owns: what a layout can say. Never touches: files, tokens.
-
 | layout | |
 | --- | --- |
 | `messages` | `messages`: OpenAI's, and ours for SFT |

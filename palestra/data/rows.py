@@ -1,7 +1,4 @@
-"""Rows of datasets, one after the other: only the current one is in memory.
-
-Owns: reading JSONL, Parquet and Arrow files. Never touches: what a row means.
-"""
+"""Rows of datasets, one after the other: only the current one is in memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Splits a dataset at random: exact sizes, the same for the same seed, and no group in two parts.
 
-Owns: which row goes where. Never touches: what rows mean. The dataset is read twice; what is kept of a row is a number
-and its group.
+The dataset is read twice; what is kept of a row is a number and its group.
 """
 
 from __future__ import annotations

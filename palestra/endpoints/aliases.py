@@ -1,7 +1,4 @@
-"""The alias by which others sample a run's newest weights: `model: "policy"` at the model endpoint.
-
-Owns: calling a server's alias routes, warnings when that fails. Never touches: the run, which continues without it.
-"""
+"""The alias by which others sample a run's newest weights: `model: "policy"` at the model endpoint."""
 
 from __future__ import annotations
 

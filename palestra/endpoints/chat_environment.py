@@ -1,7 +1,4 @@
-"""An environment whose tools a model uses in a conversation with a person.
-
-Owns: an episode of one task, opened again after its end. Never touches: the conversation, the model.
-"""
+"""An environment whose tools a model uses in a conversation with a person."""
 
 from __future__ import annotations
 

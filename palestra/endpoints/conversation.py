@@ -1,7 +1,4 @@
-"""A conversation of a person, a model and the tools of an environment.
-
-Owns: the history, who speaks next, what is kept of an answer that was stopped. Never touches: the terminal.
-"""
+"""A conversation of a person, a model and the tools of an environment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The files of a model that a config names: its folder, its tokenizer.
-
-Owns: what the name of a model means on this machine. Never touches: servers.
-"""
+"""The files of a model that a config names: its folder, its tokenizer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What the name of a model means, and an endpoint that has it.
 
-Owns: names, the servers that are started for models. Never touches: calls. What takes seconds to import (tinker, with
-torch) is imported where it is needed: a model at a server needs none of it.
+What takes seconds to import (tinker, with torch) is imported where it is needed: a model at a server needs none of it.
 
 A name is a model at a given server; or the checkpoint of a training run (RUN, RUN@STEP, RUN@best, RUN@last), a
 `tinker://` address, a model folder, a Hugging Face id in the local cache, or the bundled model.

@@ -1,8 +1,4 @@
-"""A server for one run, or for several: `palestra serve` as a child process that ends with its work.
-
-Owns: its command, starting it again where several runs depend on it. Never touches: requests to it; starting and ending
-(`own_process`).
-"""
+"""A server for one run, or for several: `palestra serve` as a child process that ends with its work."""
 
 from __future__ import annotations
 

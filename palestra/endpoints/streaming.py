@@ -1,7 +1,4 @@
-"""Chat calls whose answers come in pieces.
-
-Owns: the connection, reading server-sent events, what an error means. Never touches: the conversation.
-"""
+"""Chat calls whose answers come in pieces."""
 
 from __future__ import annotations
 

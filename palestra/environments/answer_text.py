@@ -1,7 +1,4 @@
-"""Finds the answer in a model's text.
-
-Owns: boxes, labels, plain numbers. Never touches: whether the answer is right.
-"""
+"""Finds the answer in a model's text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Coding tasks as tasks of a run. They are played by agents in sandboxes, not turn by turn in this process.
-
-Owns: what an episode's record says of a coding task. Never touches: sandboxes, agents.
-"""
+"""Coding tasks as tasks of a run. They are played by agents in sandboxes, not turn by turn in this process."""
 
 from __future__ import annotations
 

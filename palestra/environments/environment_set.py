@@ -1,7 +1,4 @@
-"""The environments of a run: their tasks, and an episode of any of them.
-
-Owns: which environments there are, the threads they are called in. Never touches: the order of tasks, who plays.
-"""
+"""The environments of a run: their tasks, and an episode of any of them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Calls code that may raise anything, hang, or block.
-
-Owns: where it runs (coroutines in the caller's task, the rest in threads), its time limit, one kind of error for all
-failures. Never touches: what is called, what it returns.
-"""
+"""Calls code that may raise anything, hang, or block."""
 
 from __future__ import annotations
 

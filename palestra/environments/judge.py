@@ -1,7 +1,4 @@
-"""One judge: asks its model, keeps the answers, and stays within its bounds.
-
-Owns: the cache, what a run has spent, repeated questions. Never touches: which rollouts are judged, rewards.
-"""
+"""One judge: asks its model, keeps the answers, and stays within its bounds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How far a judge agrees with gold: answers that people have graded.
-
-Owns: the form of gold files, the measures. Never touches: the judge's calls.
-"""
+"""How far a judge agrees with gold: answers that people have graded."""
 
 from __future__ import annotations
 

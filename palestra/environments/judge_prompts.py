@@ -1,7 +1,5 @@
 """What a judge reads, and the verdict in its answer.
 
-Owns: the words. Never touches: calls, rewards.
-
 What is judged stands between tags with a number that depends on the text, so that no answer can close them and go on
 with instructions of its own.
 """

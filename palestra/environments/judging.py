@@ -1,7 +1,4 @@
-"""Rewards from judges: which environment's rollouts are graded by whom, and what becomes of their own rewards.
-
-Owns: the judges of a run, the reward that a verdict means. Never touches: playing, the judges' calls.
-"""
+"""Rewards from judges: which environment's rollouts are graded by whom, and what becomes of their own rewards."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Classes and functions of users by name, `package.module:Name`.
-
-Owns: importing them, and what is said if that fails. Never touches: what they are for.
-"""
+"""Classes and functions of users by name, `package.module:Name`."""
 
 from __future__ import annotations
 

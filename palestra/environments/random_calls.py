@@ -1,7 +1,4 @@
-"""Arguments by chance that a tool's schema allows: what a policy without any skill would call a tool with.
-
-Owns: drawing values from JSON Schemas. Never touches: tools, what comes of a call.
-"""
+"""Arguments by chance that a tool's schema allows: what a policy without any skill would call a tool with."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Tasks of reasoning-gym: a generator's questions, one turn each, graded by the generator itself.
 
-Owns: which questions are held out, the answer that is handed to the generator. Never touches: questions and scores,
-which are the package's (`pip install 'palestra[reasoning-gym]'`).
-
 A question is held out by its own text, so that none is ever on both sides, whatever the seed. A task has the index of
 its entry alone, and the entry is generated again when it is graded.
 """

@@ -1,7 +1,5 @@
 """Environments by name.
 
-Owns: the table of names, finding and making environments. Never touches: tasks, episodes.
-
 A name is a registered one, or `package.module:Class`, or that of an installed package: `skyrl_gym:ID`,
 `reasoning_gym:GENERATOR`, `textarena:GAME`.
 The base class of an environment does not matter, only `step` and `init`.

@@ -1,7 +1,4 @@
-"""An async handle of one environment, ours or anybody's: it answers in time and in the right form, or it has failed.
-
-Owns: one episode's calls, and what may still be called. Never touches: tokens, models, what a reward means.
-"""
+"""An async handle of one environment, ours or anybody's: it answers in time and in the right form, or it has failed."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 An environment with `snapshot() -> bytes` and `restore(data)` copies itself: `restore` is called in place of `init`, on
 an environment that was made for the same task. Others are copied by `copy.deepcopy`, unless they have a `close` of
 their own: what has to be closed is outside of the object, and its copy would act on the same world.
-Owns: which of the two, why there is no copy. Never touches: threads, time limits, who plays on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Checks what an environment returns.
-
-Owns: checking types and numbers, copying what an environment might change later. Never touches: the environment.
-"""
+"""Checks what an environment returns."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Which task comes when, for ever: a function of the seed and a number.
-
-Owns: shuffling each environment's tasks again whenever all have been used, mixing environments by weight. Never
-touches: what has been played; to continue after a restart, ask for the next number.
-"""
+"""Which task comes when, for ever: a function of the seed and a number."""
 
 from __future__ import annotations
 

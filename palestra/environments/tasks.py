@@ -1,7 +1,5 @@
 """Task files: one task in each row.
 
-Owns: reading rows, ids for those without, reporting which line is wrong. Never touches: environments.
-
 A row is `{"prompt": text or messages, "id": optional, ...}`, and all other fields are the task's extras. A row with
 `env_class` is one of SkyRL's datasets, whose extras are all but `prompt` and `env_class`.
 """

@@ -1,7 +1,5 @@
 """The base class of text environments, with the names and the behaviour of skyrl_gym's.
 
-Owns: the interface and its defaults. Never touches: who calls it.
-
 An environment written for skyrl_gym runs here as it is, or with its imports changed to `palestra.environments`.
 """
 

@@ -1,8 +1,5 @@
 """Games of TextArena, for one player or for two.
 
-Owns: whose turn it is, what the policy reads, who the opponent is. Never touches: the rules and rewards of games, which
-are the package's (`pip install 'palestra[textarena]'`).
-
 Games draw from Python's global random numbers. Each episode has a state of its own, which is put in place for each call
 into its game: a task is the same game, however many are played at once.
 """

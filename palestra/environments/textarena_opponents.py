@@ -1,7 +1,4 @@
-"""Opponents in games of TextArena: a player that draws its moves, a model at an endpoint.
-
-Owns: how they find a move. Never touches: games.
-"""
+"""Opponents in games of TextArena: a player that draws its moves, a model at an endpoint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Threads for calls that may hang.
 
-Owns: a bounded set of daemon threads, and replacing one whose call was abandoned. Never touches: what is called.
-
 `ThreadPoolExecutor` joins its threads when the interpreter ends, so one environment that never returns would keep a
 finished run from ending; and each such call would take a thread from the others for good. Here a running call that is
 cancelled keeps its thread, for which nobody waits, and a new thread takes its place.

@@ -1,7 +1,4 @@
-"""Tools of an environment: methods marked with `@tool` in a `ToolGroup`.
-
-Owns: finding and calling them by name. Never touches: how a policy writes a call.
-"""
+"""Tools of an environment: methods marked with `@tool` in a `ToolGroup`."""
 
 from __future__ import annotations
 

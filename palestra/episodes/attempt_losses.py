@@ -1,7 +1,4 @@
-"""Lost attempts: they are queued again after a pause, or parked; and weights that are too old.
-
-Owns: what counts towards parking, back-off, the weight policy. Never touches: results.
-"""
+"""Lost attempts: they are queued again after a pause, or parked; and weights that are too old."""
 
 from __future__ import annotations
 

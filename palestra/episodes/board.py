@@ -1,7 +1,5 @@
 """The board of episodes: runs, groups, episodes and leases in memory, as a pure state machine.
 
-Owns: every rule about who may play, end and read what. Never touches: clocks, randomness, disks, HTTP.
-
 Time is an argument (`now`, seconds since the epoch). It may jump without breaking anything, but leases age by it. Each
 call first does what is due by `now`, even if the call is then refused. Changes wait in `take_changes()`, to be made
 durable before the caller gets an answer; events that others may wait for are in `take_news()`. Calls name an owner; for

@@ -1,7 +1,4 @@
-"""Delivery: complete groups in a numbered log of their run, read by a cursor, deleted when it is committed.
-
-Owns: what a trainer reads, and what is deleted. Never touches: how groups become complete.
-"""
+"""Delivery: complete groups in a numbered log of their run, read by a cursor, deleted when it is committed."""
 
 from __future__ import annotations
 

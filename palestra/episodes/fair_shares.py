@@ -1,7 +1,4 @@
-"""Decides which run is claimed from next, by the shares of the runs.
-
-Owns: fairness between runs. Never touches: the order within a run, leases, time.
-"""
+"""Decides which run is claimed from next, by the shares of the runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Groups: how they begin, how they react to lost members, and when they are complete.
-
-Owns: members and delivery numbers. Never touches: leases, except for cancelling what a group no longer needs.
-"""
+"""Groups: how they begin, how they react to lost members, and when they are complete."""
 
 from __future__ import annotations
 

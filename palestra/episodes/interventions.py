@@ -1,7 +1,4 @@
-"""Interventions by a person or a trainer: cancelling and requeueing single episodes.
-
-Owns: for which episodes they are allowed. Never touches: automatic changes.
-"""
+"""Interventions by a person or a trainer: cancelling and requeueing single episodes."""
 
 from __future__ import annotations
 

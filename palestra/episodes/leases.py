@@ -8,7 +8,6 @@ expiry      leased -> queued after a pause, or parked after too many; a release 
 end         leased -> ended with its result. The same result again is `repeated`, another one a `conflict`.
 
 So two players may play an episode after a broken connection, but only the newest attempt can end it, and once.
-Owns: who holds an episode, until when, and whether its result is accepted. Never touches: groups' rules, model calls.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Model calls of an attempt: they are admitted and counted, and the lease does not expire while they run.
-
-Owns: which call may be answered. Never touches: the call itself.
-"""
+"""Model calls of an attempt: they are admitted and counted, and the lease does not expire while they run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rows that have changed since the last save, each once, in its current form.
-
-Owns: which rows must be saved. Never touches: the database.
-"""
+"""Rows that have changed since the last save, each once, in its current form."""
 
 from __future__ import annotations
 

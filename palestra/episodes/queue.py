@@ -7,7 +7,6 @@ queue         heap of (-priority, group, index)       the members of a group sta
 Of the environments whose first episode has the highest priority, the one with the smallest pass value p is served
 (stride scheduling): p = max(p, clock), clock = p, then p += 1 / weight. So environments are served in proportion to
 their weights, and one that was empty does not catch up.
-Owns: order. Never touches: leases, groups, time.
 """
 
 from __future__ import annotations

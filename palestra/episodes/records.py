@@ -1,7 +1,5 @@
 """Runs, groups and episodes as the board holds them: mutable and linked; here they are converted to rows and infos.
 Objects that are made with each call are a `Struct`, which is made several times as fast as a dataclass.
-
-Owns: what is known about each. Never touches: rules.
 """
 
 from __future__ import annotations

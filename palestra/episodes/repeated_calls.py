@@ -1,8 +1,5 @@
 """What is remembered to recognise repeated calls: claims by their ids, in memory; and, also on disk, tombstones of
 committed or deleted episodes and groups.
-
-Owns: which leases a claim got, how many a client holds, how long and how many tombstones are kept. Never touches: what
-is claimed next, live episodes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Restores the board from saved rows.
-
-Owns: what happens to leases at a restart. Never touches: the database.
-"""
+"""Restores the board from saved rows."""
 
 from __future__ import annotations
 

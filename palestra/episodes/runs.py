@@ -1,8 +1,4 @@
-"""Runs: settings, weights, pauses, and their end.
-
-Owns: what a trainer does with its run as a whole, and what is remembered of a deleted one. Never touches: results, and
-traces of a run's calls, which are purged like all others.
-"""
+"""Runs: settings, weights, pauses, and their end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Searches episodes by run, state, reward, error, and text of their task.
-
-Owns: what matches, searching in parts. Never touches: what is done with the matches.
-"""
+"""Searches episodes by run, state, reward, error, and text of their task."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Calls that are too large for one write: they are done in parts, and other calls may come between them.
 
-Owns: what is visible of a call that is under way. Never touches: rules of groups, who drives the parts.
-
 Each is a generator that stops after a part; its caller makes the part durable, and continues. A registration is saved
 under serial numbers that its run has not counted yet, and is not visible; the last part counts them. So it exists as a
 whole or not at all: after a crash during a registration, a restart deletes groups whose number was not counted.

@@ -1,7 +1,4 @@
-"""The state of the board, and the few ways in which it changes.
-
-Owns: transitions of episodes with their counts and indexes. Never touches: when a transition is due.
-"""
+"""The state of the board, and the few ways in which it changes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ The heap is lazy: an entry whose object has changed stays, and is dropped as dea
 heap has doubled since it was cleaned. A lease has one live entry, however often it is renewed: `armed_at` is the time
 of that entry, `expires_at` the end of the lease. When the entry is due and the lease was renewed meanwhile, it is
 pushed again with the later end. So a heartbeat costs no push, and a lease one per lease time.
-Owns: one heap for all of them. Never touches: what happens when they are due.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Validation of registrations, results and settings, and the hashes by which they are compared.
-
-Owns: which input is valid. Never touches: state.
-"""
+"""Validation of registrations, results and settings, and the hashes by which they are compared."""
 
 from __future__ import annotations
 

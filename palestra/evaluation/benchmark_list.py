@@ -1,7 +1,4 @@
-"""What each benchmark needs, and what of it is here.
-
-Owns: looking for files and graders. Never touches: reading them.
-"""
+"""What each benchmark needs, and what of it is here."""
 
 from __future__ import annotations
 

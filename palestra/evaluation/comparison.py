@@ -1,7 +1,4 @@
-"""Whether one evaluation is better than another: the same tasks, compared task by task.
-
-Owns: matching tasks, the test. Never touches: how they were played.
-"""
+"""Whether one evaluation is better than another: the same tasks, compared task by task."""
 
 from __future__ import annotations
 

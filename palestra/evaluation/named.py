@@ -1,7 +1,5 @@
 """What is evaluated, by its name on the command line.
 
-Owns: names of environments, gyms, platform apps and files, as entries of the config. Never touches: playing them.
-
 | name | |
 | --- | --- |
 | `gsm8k` | a benchmark |

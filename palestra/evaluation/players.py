@@ -1,7 +1,4 @@
-"""Players of environments that are not played turn by turn in this process: gyms, agents in sandboxes, verifiers.
-
-Owns: opening all of them for one model. Never touches: how each plays.
-"""
+"""Players of environments that are not played turn by turn in this process: gyms, agents in sandboxes, verifiers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An evaluation from its config to its folder, which has the form of a training run's.
-
-Owns: which rollouts are left to play, the order of writing. Never touches: how a rollout is played.
-"""
+"""An evaluation from its config to its folder, which has the form of a training run's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scores of evaluations as one table: a line for each model, a column for each environment.
-
-Owns: reading scores from metrics, the table's text. Never touches: playing, formulas.
-"""
+"""Scores of evaluations as one table: a line for each model, a column for each environment."""
 
 from __future__ import annotations
 

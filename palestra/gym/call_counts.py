@@ -1,8 +1,4 @@
-"""Counts the calls of a server, for those who watch a gym.
-
-Owns: counts by path and by failure, rates over the last minute. Never touches: the calls, the reasons of failures; logs
-have these.
-"""
+"""Counts the calls of a server, for those who watch a gym."""
 
 from __future__ import annotations
 

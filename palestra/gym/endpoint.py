@@ -1,8 +1,4 @@
-"""One server as its callers see it, over HTTP or inside the process.
-
-Owns: the session of a call, the rollout prefix of a path, how an exception is reported to the caller. Never touches:
-sockets, JSON.
-"""
+"""One server as its callers see it, over HTTP or inside the process."""
 
 from __future__ import annotations
 

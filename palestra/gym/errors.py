@@ -1,7 +1,4 @@
-"""Errors of a gym, by the boundary that failed.
-
-Owns: the error classes, and the failure class of each. Never touches: how an error is written over HTTP.
-"""
+"""Errors of a gym, by the boundary that failed."""
 
 from __future__ import annotations
 

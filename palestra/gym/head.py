@@ -1,7 +1,5 @@
 """The head server of a gym: it lists the servers and their config.
 
-Owns: its routes, who may see secrets. Never touches: the servers.
-
 The whole config has keys and tokens: it is given to callers on this machine, and to those that send the admin key.
 """
 

@@ -1,7 +1,4 @@
-"""A process with servers of a gym, each on its own port: `python -m palestra.gym.host`, started by the supervisor.
-
-Owns: making the servers, serving them until it is stopped. Never touches: other processes, what the servers do.
-"""
+"""A process with servers of a gym, each on its own port: `python -m palestra.gym.host`, started by the supervisor."""
 
 from __future__ import annotations
 

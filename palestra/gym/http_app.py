@@ -1,8 +1,6 @@
 """A gym server over HTTP: one Starlette endpoint for all paths.
 
-Owns: bodies and their limits, cookies as headers, health routes, `/openapi.json`. Never touches: sessions and
-exceptions (`endpoint.py`), what a path means: servers decide that themselves, because most of their calls come from
-within the process and never pass here. The caller opens and closes the server.
+The caller opens and closes the server.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The compatibility package for NeMo Gym: where it is, which names it has, and which of them a server lacks.
 
-Owns: the path of a stock server's process, the package's names as read from its code, packages that NeMo Gym would
-install. Never touches: running either, installing.
-
 The compatibility package is a distribution of its own. A clone has it below `integrations`, our wheel beside
 `palestra`; both under a name that nobody imports, so that `import nemo_gym` finds an installed NeMo Gym everywhere but
 in the processes of stock servers.

@@ -1,7 +1,5 @@
 """How servers reach each other by name: within the process, else over HTTP.
 
-Owns: finding a server, time limits, bounded retries, connections. Never touches: the content of calls.
-
 Within the process a call goes through the same endpoint as over HTTP, with the same cookies and the same errors, but
 its body and its answer are passed as they are.
 """

@@ -1,7 +1,4 @@
-"""Records of a gym whose files are read: server instances by name, and the settings around them.
-
-Owns: the records, and the names that NeMo Gym gives to things in files and rows. Never touches: files, processes, HTTP.
-"""
+"""Records of a gym whose files are read: server instances by name, and the settings around them."""
 
 from __future__ import annotations
 

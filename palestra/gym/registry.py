@@ -1,7 +1,4 @@
-"""Finds the code of a server: a folder below the roots, Palestra's or NeMo Gym's.
-
-Owns: finding the folder, recognising NeMo Gym's, loading the class of Palestra's. Never touches: starting anything.
-"""
+"""Finds the code of a server: a folder below the roots, Palestra's or NeMo Gym's."""
 
 from __future__ import annotations
 

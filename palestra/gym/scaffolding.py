@@ -1,8 +1,4 @@
-"""Makes new server folders from a working skeleton, finds them, and checks one without a model.
-
-Owns: names, the files of the skeleton, the checks that every folder must pass, what runs its own tests. Never touches:
-what a server does.
-"""
+"""Makes new server folders from a working skeleton, finds them, and checks one without a model."""
 
 from __future__ import annotations
 

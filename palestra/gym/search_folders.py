@@ -1,8 +1,5 @@
 """The folders in which files and servers of a gym are searched, and the catalog of what is below them: servers,
 environments and benchmarks.
-
-Owns: the order of the folders, finding below them, the config of a name, the nearest names. Never touches: the content
-of files.
 """
 
 from __future__ import annotations

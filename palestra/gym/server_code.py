@@ -3,8 +3,6 @@ entrypoint on.
 
 NeMo Gym's folders have set-up code, which runs as the user who started them, in files called `setup_NAME.py`; some have
 a command that installs packages in other code. This finds what folders do openly: any code may hide what it does.
-Owns: reading imports and such commands, following imports of the server's own folder and of other servers beside it.
-Never touches: running any of that code.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Sessions of a gym server: a session id in a signed cookie.
 
-Owns: signing and reading it. Never touches: HTTP, the state that a server keeps for a session.
-
 NeMo Gym signs with the cookie's own name, which everybody knows. Here the key is derived from the gym's secret, so that
 nobody outside can forge a session; the cookie's name is part of it, so that one server's cookie is invalid for another.
 """

@@ -1,7 +1,5 @@
 """The start message of a process with servers: the whole gym, which servers it runs, their sockets.
 
-Owns: that message. Never touches: the pipe it is sent through.
-
 It is sent through the process's standard input, which stays open afterwards: it closes when the starting process ends.
 The environment or a file would not do, because the message has the gym's secrets.
 """

@@ -1,8 +1,5 @@
 """The interpreter of a server: ours, or that of a virtual environment for what its folder requires.
 
-Owns: building an environment once, sharing it between processes and starts. Never touches: the server's code, what is
-required.
-
 An environment is named by a hash of its content. It counts only with its mark, which is set last: one that was left
 half built is built again. It sees our packages after its own, so that what NeMo Gym requires need not be installed
 again.

@@ -1,7 +1,5 @@
 """What passes between gym servers: a call and its answer, the same over HTTP and within one process.
 
-Owns: the two records, JSON. Never touches: sockets, sessions, what a path means.
-
 Within one process bodies are passed as they are, without a copy: **nobody changes a body it was given.** To change one,
 make a new mapping (`{**row, "response": response}`).
 """

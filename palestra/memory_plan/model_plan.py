@@ -1,7 +1,4 @@
-"""What `palestra model info --plan` shows: the memory of a model that is sampled and trained, before it is loaded.
-
-Owns: the estimate. Never touches: the weights themselves, the device.
-"""
+"""What `palestra model info --plan` shows: the memory of a model that is sampled and trained, before it is loaded."""
 
 from __future__ import annotations
 

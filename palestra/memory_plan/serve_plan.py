@@ -1,7 +1,5 @@
 """What `palestra serve --dry-run` shows: which rank goes to which device and how much memory it needs, before anything
 starts; and where that is more than there is, the nearest settings with which it fits.
-
-Owns: the placement, the estimate of each rank, the search. Never touches: the weights themselves, processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How many runs of a sweep fit into the memory of the server that they share.
-
-Owns: the estimate. Never touches: the weights themselves, processes.
-"""
+"""How many runs of a sweep fit into the memory of the server that they share."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Tokens of many sequences stand packed in one row dimension; who may see whom is the attention's business, where a
 recurrence begins the recurrence's, which adapter a row uses the LoRA plan's.
-
-Owns: the forward pass. Never touches: caches, losses, sampling.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ one device.
 
 Embeddings, norms and biases are whole everywhere, and adapters are not the base model's. All processes run the same
 layers in the same order, since each waits for the others' rows.
-
-Owns: gathering and dropping weights. Never touches: what layers compute, who runs what.
 """
 
 from __future__ import annotations

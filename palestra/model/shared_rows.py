@@ -1,7 +1,6 @@
 """Rows that several readers have in common: spread to them, and sums of what they send back.
 
 Sums are in the order of the readers, whatever the device: the same bits each time.
-Owns: this arithmetic. Never touches: who shares what.
 """
 
 from __future__ import annotations

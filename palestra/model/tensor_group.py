@@ -4,8 +4,6 @@ feed-forward networks, with the rows or columns of the weights that belong to it
 Every rank has the whole residual stream. Each half of a layer ends with a sum over ranks, forward, and begins with one,
 backward. Ranks gather all parts and add them in the order of ranks: the bits are the same at every rank and in every
 run, where an all-reduce would follow how the ranks are connected.
-
-Owns: the sums. Never touches: what layers compute, adapters, who runs what.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Copies between host and device that the host does not wait for.
 
 On a GPU, what the host sends lies in pinned memory (torch keeps it until the copy is done), and what comes back is
-waited for when it is read. Elsewhere both are plain copies. Owns: pinned memory and events. Never touches: numbers.
+waited for when it is read. Elsewhere both are plain copies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Request bodies, read as a whole, with a limit for each body and for all together, which no framework has.
-
-Owns: these limits. Never touches: the content of bodies, who sends them.
-"""
+"""Request bodies, read as a whole, with a limit for each body and for all together, which no framework has."""
 
 from __future__ import annotations
 

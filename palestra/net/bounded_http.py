@@ -1,8 +1,6 @@
 """uvicorn's HTTP protocol, with limits on the resources of clients that are not authenticated yet.
 
-Owns: how large a request's head is and how long it takes, how much is read of a body that nobody reads, how many
-connections wait, how long an answer lies unread. Never touches: routes, keys, what a body may be. Imports nothing of
-ours: servers that were written for NeMo Gym load this file in environments without Palestra.
+Imports nothing of ours: servers that were written for NeMo Gym load this file in environments without Palestra.
 """
 
 from __future__ import annotations

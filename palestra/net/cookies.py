@@ -1,7 +1,4 @@
-"""Cookies in HTTP headers.
-
-Owns: quoting and parsing. Never touches: what a cookie means; sessions are in `sessions.py`.
-"""
+"""Cookies in HTTP headers."""
 
 from __future__ import annotations
 

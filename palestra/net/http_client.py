@@ -1,7 +1,5 @@
 """The HTTP client of gyms: for calls between servers, to model endpoints and to the agents that play rows.
 
-Owns: connections and their number, time limits, error classes. Never touches: retries, the content of calls.
-
 It is aiohttp, which nothing else of ours imports but the client of vLLM. With many calls in flight httpx takes ten to
 forty times its CPU for each: 9.5 ms beside 0.24 ms with 64 of them (`benchmarks/http_clients.py`, two cores, aarch64).
 A whole rollout with one tool call over HTTP takes 4 to 5 ms (`benchmarks/gym.py`).

@@ -1,7 +1,4 @@
-"""One JSON call to a server of others, repeated while that may help.
-
-Owns: which failures are repeated, for how long. Never touches: what is sent.
-"""
+"""One JSON call to a server of others, repeated while that may help."""
 
 from __future__ import annotations
 

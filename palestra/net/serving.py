@@ -1,7 +1,4 @@
-"""How every HTTP server of this project is made.
-
-Owns: the uvicorn settings that all of them share. Never touches: sockets, signals, applications.
-"""
+"""How every HTTP server of this project is made."""
 
 from __future__ import annotations
 

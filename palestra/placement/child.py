@@ -1,7 +1,4 @@
-"""A process on this machine: its output line by line, its last output, its end.
-
-Owns: the process, its group, its pipes. Never touches: what it is for, restarts.
-"""
+"""A process on this machine: its output line by line, its last output, its end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A process on a node of a Ray cluster.
-
-Owns: the actor that runs it there, following its output and its end from here. Never touches: which node, restarts.
-"""
+"""A process on a node of a Ray cluster."""
 
 from __future__ import annotations
 

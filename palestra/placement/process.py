@@ -1,7 +1,4 @@
-"""What a process is to those who start it, wherever it runs.
-
-Owns: the interface. Never touches: machines.
-"""
+"""What a process is to those who start it, wherever it runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""A Ray cluster, as far as it places and watches processes: its nodes, what is free on them, which are being emptied.
-
-Owns: the connection, the calls of Ray that are not about one process. Never touches: what runs on the nodes.
-"""
+"""A Ray cluster, as far as it places and watches processes: its nodes, what is free on them, which are being
+emptied."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """A small process that outlives its parent for a moment, and kills what the parent has started when the parent has
 ended in any way.
 
-Owns: the list of process groups that must not be left behind. Never touches: how processes are started.
-
 Our own programs notice by themselves that their parent is gone. Those of others do not, nor do their children.
 """
 

@@ -1,7 +1,4 @@
-"""Plays many rollouts at once and gathers them into groups.
-
-Owns: their asyncio tasks. Never touches: how a rollout is played, how many run at a time.
-"""
+"""Plays many rollouts at once and gathers them into groups."""
 
 from __future__ import annotations
 

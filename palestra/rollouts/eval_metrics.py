@@ -1,7 +1,4 @@
-"""Metrics of how good a policy is on tasks that it does not train on.
-
-Owns: pass@k, success and its uncertainty. Never touches: how evaluations are played.
-"""
+"""Metrics of how good a policy is on tasks that it does not train on."""
 
 from __future__ import annotations
 

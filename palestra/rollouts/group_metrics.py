@@ -1,7 +1,4 @@
-"""Metrics of played groups: by environment, by what tasks are labelled with.
-
-Owns: names and formulas; docs/training-metrics.md explains how to read each. Never touches: training, files.
-"""
+"""Metrics of played groups: by environment, by what tasks are labelled with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A source whose groups are graded by judges before anybody sees them.
-
-Owns: grading beside playing. Never touches: how a group is played or judged.
-"""
+"""A source whose groups are graded by judges before anybody sees them."""
 
 from __future__ import annotations
 

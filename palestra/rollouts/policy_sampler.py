@@ -1,7 +1,4 @@
-"""The policy as those who play see it: weights that can be sampled.
-
-Owns: the protocol, its errors. Never touches: how sampling is done (`tinker_sampler` does it), training.
-"""
+"""The policy as those who play see it: weights that can be sampled."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether a server answers: looked at once, waited for, watched.
-
-Owns: what counts as an answer, how long is waited. Never touches: what a server is asked for.
-"""
+"""Whether a server answers: looked at once, waited for, watched."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The loop of one rollout: the environment begins, then policy and environment take turns to the end.
-
-Owns: the turns, their time, the kind of each failure, the reward. Never touches: how the policy is sampled (a
-`TurnSampler` does it), training.
-"""
+"""The loop of one rollout: the environment begins, then policy and environment take turns to the end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scores of an evaluation for each environment: pass@k with a confidence interval.
-
-Owns: the interval, the names of the metrics. Never touches: how rollouts are played, tables.
-"""
+"""Scores of an evaluation for each environment: pass@k with a confidence interval."""
 
 from __future__ import annotations
 

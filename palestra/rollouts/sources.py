@@ -1,7 +1,6 @@
 """Sources of rollouts: the interface between the trainer and those who play.
 
-Owns: the protocols, and the initial record of a rollout. Implementations: local environments, remote episodes, gym
-servers.
+Implementations: local environments, remote episodes, gym servers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The time of a rollout: only its own work counts, so that a slow one does not time out the others of its batch.
-
-Owns: the time spent, the limit. Never touches: what happens after a timeout.
-"""
+"""The time of a rollout: only its own work counts, so that a slow one does not time out the others of its batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Weights behind a Tinker API, to sample from: our server's, or any other.
-
-Owns: the calls of the `tinker` SDK that sample. Never touches: training (`palestra.training.tinker_policy`).
-"""
+"""Weights behind a Tinker API, to sample from: our server's, or any other."""
 
 from __future__ import annotations
 

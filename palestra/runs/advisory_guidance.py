@@ -1,7 +1,4 @@
-"""Kinds of advisories, with what usually causes each and what to try.
-
-Owns: the words. Never touches: when an advisory applies (`advisory_rules`).
-"""
+"""Kinds of advisories, with what usually causes each and what to try."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""When the metrics of a run call for an advisory.
-
-Owns: rules and bounds. Never touches: the config's classes and the trainer; what a run has no metric for is not judged.
-"""
+"""When the metrics of a run call for an advisory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Ending, resuming and deleting a run from outside.
-
-Owns: the request to stop, which is a file that the trainer looks for after each step. Never touches: processes.
-"""
+"""Ending, resuming and deleting a run from outside."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Facts about where and how a run was started, and its summary at the end.
-
-Owns: facts for config.json, the figures of summary.json. Never touches: files.
-"""
+"""Facts about where and how a run was started, and its summary at the end."""
 
 from __future__ import annotations
 

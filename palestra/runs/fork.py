@@ -1,8 +1,4 @@
-"""Forking a run: a new run that goes on from a checkpoint of another one, with other settings.
-
-Owns: the folder of the new run before its trainer opens it. Never touches: weights: the trainer copies them, at the
-server that has them, before its first step.
-"""
+"""Forking a run: a new run that goes on from a checkpoint of another one, with other settings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What people say about a run: tags to find it by, and notes.
-
-Owns: `labels.jsonl` in the run's folder, to which lines are added while a trainer writes its own files. Never touches:
-those.
-"""
+"""What people say about a run: tags to find it by, and notes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Whether a run has learned: its first evaluation against that of the weights it ended with.
-
-Owns: the gain, its error, the verdict and its words. Never touches: how evaluations are played.
-"""
+"""Whether a run has learned: its first evaluation against that of the weights it ended with."""
 
 from __future__ import annotations
 

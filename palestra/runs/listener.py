@@ -1,7 +1,4 @@
-"""Listeners to the progress of a run: a board in a terminal, lines in a log, or none.
-
-Owns: the protocol and the clock of a step's stages. Never touches: terminals.
-"""
+"""Listeners to the progress of a run: a board in a terminal, lines in a log, or none."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One writer for a run.
-
-Owns: the lock file, telling whether its holder lives. Never touches: the other files of a run.
-"""
+"""One writer for a run."""
 
 from __future__ import annotations
 

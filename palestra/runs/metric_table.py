@@ -1,8 +1,4 @@
-"""A run's metrics as columns, kept up to date by reading only what was added to the file.
-
-Owns: which rows count after a resume, in columns of plain numbers, since rows of a long run would take 100 MB. Never
-touches: what a metric means.
-"""
+"""A run's metrics as columns, kept up to date by reading only what was added to the file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Names for runs that were given none: two words that people can say and remember.
-
-Owns: the words. Never touches: when and of what kind a run is; its record has both.
-"""
+"""Names for runs that were given none: two words that people can say and remember."""
 
 from __future__ import annotations
 

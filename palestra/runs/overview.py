@@ -1,7 +1,4 @@
-"""A run in one row, as `palestra run list` and the dashboard show it.
-
-Owns: which figures stand for a run. Never touches: how rows are printed.
-"""
+"""A run in one row, as `palestra run list` and the dashboard show it."""
 
 from __future__ import annotations
 

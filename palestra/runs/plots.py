@@ -1,7 +1,4 @@
-"""A run as a picture: reward with its spread, and its health.
-
-Owns: which metrics are drawn where. Never touches: how they were measured.
-"""
+"""A run as a picture: reward with its spread, and its health."""
 
 from __future__ import annotations
 

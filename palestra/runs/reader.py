@@ -1,7 +1,4 @@
-"""Reading a run's files, while its trainer runs or long after.
-
-Owns: the layout of a run folder, finding runs by name, which rows still count after a resume. Never touches: writing.
-"""
+"""Reading a run's files, while its trainer runs or long after."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files that a kill at any moment leaves readable.
-
-Owns: JSON files, appended JSON lines, compressed record files. Never touches: what the records mean.
-"""
+"""Files that a kill at any moment leaves readable."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where a run and its replay first differ: in tokens, rewards, log-probabilities, gradients, weights.
-
-Owns: what is compared, and in which order. Never touches: how a replay is made.
-"""
+"""Where a run and its replay first differ: in tokens, rewards, log-probabilities, gradients, weights."""
 
 from __future__ import annotations
 

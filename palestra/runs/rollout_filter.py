@@ -1,8 +1,4 @@
-"""Conditions on rollouts, as people type them: `reward<0.2 and stop='length'`.
-
-Owns: a small, closed language: names of fields, numbers, text, comparisons, and/or/not. Never touches: Python's `eval`;
-the syntax tree is walked node by node, and everything that is not listed here is refused.
-"""
+"""Conditions on rollouts, as people type them: `reward<0.2 and stop='length'`."""
 
 from __future__ import annotations
 

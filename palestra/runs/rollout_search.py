@@ -1,7 +1,4 @@
-"""Finding the rollouts of runs: by a condition, or by an id and the beginning of one.
-
-Owns: which are meant, and what is said when none is. Never touches: how records are stored.
-"""
+"""Finding the rollouts of runs: by a condition, or by an id and the beginning of one."""
 
 from __future__ import annotations
 

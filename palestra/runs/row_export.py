@@ -1,7 +1,4 @@
-"""A run's records as JSON lines, CSV or Parquet.
-
-Owns: columns and file formats. Never touches: the run's own files, except by reading.
-"""
+"""A run's records as JSON lines, CSV or Parquet."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A run for those who use what it trained: its folder, and its checkpoints by how good they were.
-
-Owns: nothing of its own; it brings the reader and the checkpoints together. Never touches: writing.
-"""
+"""A run for those who use what it trained: its folder, and its checkpoints by how good they were."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The state from which a run is resumed, as its checkpoints hold it.
-
-Owns: the record, reading it. Never touches: which states are kept, weights.
-"""
+"""The state from which a run is resumed, as its checkpoints hold it."""
 
 from __future__ import annotations
 

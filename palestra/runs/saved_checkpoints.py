@@ -1,8 +1,4 @@
-"""Checkpoints that a run has saved: which there are, how good each was, where its files are.
-
-Owns: choosing one by step, or the best, the last or the selected one. Never touches: weights; the server that has
-them, which `palestra.checkpoints` reads.
-"""
+"""Checkpoints that a run has saved: which there are, how good each was, where its files are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A rollout's tokens, one by one: which ones the policy sampled, their log-probabilities, their advantages.
-
-Owns: texts of single tokens. Never touches: files of a run, colours.
-"""
+"""A rollout's tokens, one by one: which ones the policy sampled, their log-probabilities, their advantages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writing a run's folder, by its trainer.
-
-Owns: making and reopening it, its lock, every file in it. Never touches: what is trained; reading is in `reader`.
-"""
+"""Writing a run's folder, by its trainer."""
 
 from __future__ import annotations
 

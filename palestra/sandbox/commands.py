@@ -1,7 +1,6 @@
 """Sandboxes in which a shell runs: files are read and written, and snapshots made, by commands inside.
 
-Owns: everything of a sandbox that commands can do; bounds on a command's time and output. Never touches: how a backend
-starts a process inside. Nothing inside is ever opened from outside, so that no link can lead out.
+Nothing inside is ever opened from outside, so that no link can lead out.
 """
 
 from __future__ import annotations

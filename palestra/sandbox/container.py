@@ -1,7 +1,4 @@
-"""The backends `docker` and `podman`: OCI images, run by the command line of either.
-
-Owns: the container's command line, its life, removing those that killed owners left. Never touches: what runs in it.
-"""
+"""The backends `docker` and `podman`: OCI images, run by the command line of either."""
 
 from __future__ import annotations
 

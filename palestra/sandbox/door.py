@@ -1,6 +1,5 @@
 """The door to the model endpoint: connections of the sandbox's own network, carried to one address outside.
 
-Owns: the connections of one sandbox, how many there are. Never touches: what is said through them; nothing is added.
 Who made the listening socket, and how a sandbox gets to it, is the backend's.
 """
 

@@ -1,7 +1,6 @@
 """The first process of a sandbox: a program of a few instructions that needs nothing of what is inside.
 
-Owns: the program. Never touches: how it gets into a sandbox. It imports the standard library only, because a helper
-process loads it.
+It imports the standard library only, because a helper process loads it.
 
 Process 1 ends a sandbox by its own end, and it has none of the limits of commands. So nobody inside may look into its
 memory or change it: before it says a line, that it is there, it makes itself one that cannot be dumped, and the kernel

@@ -1,6 +1,6 @@
 """The program that carries connections in a container from a port to a Unix socket.
 
-Owns: its source. Never touches: what is said. It is handed over as text, because nothing of ours is in an image.
+It is handed over as text, because nothing of ours is in an image.
 """
 
 from __future__ import annotations

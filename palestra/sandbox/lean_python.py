@@ -1,7 +1,4 @@
-"""Python processes that load one module of ours and nothing that it does not import.
-
-Owns: their command line. Never touches: what they do.
-"""
+"""Python processes that load one module of ours and nothing that it does not import."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Folders of this process that others remove when it was killed.
-
-Owns: making them, knowing whose owner lives, removing the rest. Never touches: what is in them.
-"""
+"""Folders of this process that others remove when it was killed."""
 
 from __future__ import annotations
 

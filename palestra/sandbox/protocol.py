@@ -1,7 +1,4 @@
-"""What every sandbox does, whatever holds its walls.
-
-Owns: the protocol. Never touches: any backend.
-"""
+"""What every sandbox does, whatever holds its walls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The backend `ray`: a local sandbox on a node of a Ray cluster.
-
-Owns: the actor that holds it, and errors on the way. Never touches: the walls, which are those of `local` on that node.
-"""
+"""The backend `ray`: a local sandbox on a node of a Ray cluster."""
 
 from __future__ import annotations
 

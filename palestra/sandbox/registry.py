@@ -1,7 +1,4 @@
-"""The backends by name: ours, and those that installed packages publish.
-
-Owns: finding a backend. Never touches: sandboxes.
-"""
+"""The backends by name: ours, and those that installed packages publish."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Filters of system calls: programs for the kernel's packet filter, and loading one into this process.
 
-Owns: the numbers of system calls, how a filter is built and loaded. Never touches: who is filtered, when. It imports
-the standard library only, because helper processes load it.
+It imports the standard library only, because helper processes load it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a sandbox is started with, and what a command in it came to.
-
-Owns: the records. Never touches: any backend.
-"""
+"""What a sandbox is started with, and what a command in it came to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The backend `ssh`: commands on another machine, as a user of it. It has no wall of its own.
 
-Owns: the connection, a new folder there that goes with it. Never touches: what the user may do on that machine: all of
-that, a command may do, too. Time and output are limited; memory, files, processes and the network are not.
+Time and output are limited; memory, files, processes and the network are not.
 """
 
 from __future__ import annotations

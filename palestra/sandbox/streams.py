@@ -1,6 +1,5 @@
 """A command's standard streams: pipes, fed and read within bounds.
 
-Owns: what of the output is kept, and for how long a command is waited for. Never touches: what started the command.
 Only pipes are handed in: a file could be opened again by its descriptor, and changed.
 """
 

@@ -1,7 +1,4 @@
-"""The HTTP application: routes, errors in the format that clients expect, the limit on bodies.
-
-Owns: how they are combined. Never touches: what a route does.
-"""
+"""The HTTP application: routes, errors in the format that clients expect, the limit on bodies."""
 
 from __future__ import annotations
 

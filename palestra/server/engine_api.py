@@ -1,7 +1,4 @@
-"""Routes for samplers elsewhere: replicas of our own engine join, vLLM servers fetch adapters.
-
-Owns: these routes, who may call them. Never touches: samples, which do not come this way.
-"""
+"""Routes for samplers elsewhere: replicas of our own engine join, vLLM servers fetch adapters."""
 
 from __future__ import annotations
 

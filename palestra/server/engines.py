@@ -1,7 +1,4 @@
-"""Engines of the served models: a worker for each, and the runner of its samples.
-
-Owns: making them from the config, and the order in which they start. Never touches: their requests.
-"""
+"""Engines of the served models: a worker for each, and the runner of its samples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The sockets of a server, opened before anything slow is imported: a port in use is reported at once, and clients that
 call right after `palestra serve &` are kept waiting instead of being refused.
-
-Owns: addresses and sockets. Never touches: HTTP.
 """
 
 from __future__ import annotations

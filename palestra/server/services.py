@@ -2,8 +2,7 @@
 
     async with ServerServices.open(config, store) as services: …
 
-Owns: what is built from what, the order of opening and closing. Never touches: HTTP, what the services do. Only `app`
-and `main` see all of them; everything else takes its own.
+Only `app` and `main` see all of them; everything else takes its own.
 """
 
 from __future__ import annotations

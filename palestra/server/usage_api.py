@@ -1,7 +1,4 @@
-"""Routes for usage, which is what owners and runs have sampled, trained and saved, and for quotas.
-
-Owns: these routes, who may see whose. Never touches: counting, which the core does.
-"""
+"""Routes for usage, which is what owners and runs have sampled, trained and saved, and for quotas."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Pages for people with a browser: what there is, and the API to try out. They need no internet.
-
-Owns: `/`, which looks like the dashboard, `/docs` and its files. Never touches: anything that belongs to an owner,
-since no key is required.
-"""
+"""Pages for people with a browser: what there is, and the API to try out. They need no internet."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ At every evaluation (or every so many steps), as soon as all runs that go on wer
 them takes over: the worst from the best, the next one from the second best. Each number among the settings is
 multiplied or divided by `factor`, drawn from the sweep's name, the step and the run; other values are the source's.
 The source's newest checkpoint is taken, so a run may go on some steps later than where it was.
-
-Owns: the rule, and what points a run to another one's weights. Never touches: ending runs, weights.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A setting is as good as the mean of its runs' last values. Settings of which no run has failed come first, then those
 that came furthest, so that one that was pruned early is not above one that went on.
-
-Owns: the order of settings, the importance of keys. Never touches: files, except through `folder`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ Rungs are the steps first, first x factor, first x factor^2 … before the last 
 evaluated. A rung is decided when every run that has not ended was evaluated there, so what is decided does not depend
 on which run is faster; who is ahead does not wait for it. A setting counts by the mean over its seeds; one of which a
 run has failed comes last; equal ones are taken in the order of the plan. One of `factor` stays, rounded up.
-
-Owns: the rule. Never touches: ending runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""From the config of a sweep to the whole config of each of its runs.
-
-Owns: which runs there are, what they must share. Never touches: folders, whether a config can be run here.
-"""
+"""From the config of a sweep to the whole config of each of its runs."""
 
 from __future__ import annotations
 

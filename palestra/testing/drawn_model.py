@@ -1,7 +1,4 @@
-"""Random models whose weights are drawn where they are needed, one at a time: no file is read or written.
-
-Owns: drawing them. Never touches: which models there are.
-"""
+"""Random models whose weights are drawn where they are needed, one at a time: no file is read or written."""
 
 from __future__ import annotations
 

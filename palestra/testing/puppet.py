@@ -1,7 +1,5 @@
 """A puppet: a small model whose weights are written, not learned, so that it says given words at given cues.
 
-Owns: its script, tokenizer, config.json and weights. Never touches: transformers, other model modules.
-
 With it agents, tools, streams and captured tokens are tested without a model's ability: it calls the tools that its
 script names, whatever the prompt around the cue, and its log-probabilities are real. It is a Llama of one layer:
 

@@ -1,7 +1,4 @@
-"""What config.json says of a random model: shapes, and what differs between the families.
-
-Owns: the fields. Never touches: weights, files.
-"""
+"""What config.json says of a random model: shapes, and what differs between the families."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Random models in real Hugging Face folders, for tests, benchmarks and demos.
-
-Owns: names of weights, their seeded numbers, the files. Never touches: transformers, other model modules.
-"""
+"""Random models in real Hugging Face folders, for tests, benchmarks and demos."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""A small, real byte-level BPE tokenizer with ChatML, trained on the corpus that ships beside this file, or on another.
-
-Owns: tokenizer.json, tokenizer_config.json, chat_template.jinja of random models and of the bundled one. Never
-touches: weights, transformers.
-"""
+"""A small, real byte-level BPE tokenizer with ChatML, trained on the corpus that ships beside this file, or on
+another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Random models that see: a text model of another family, wrapped with a small vision tower.
-
-Owns: what config.json says of both, names and shapes of the tower. Never touches: the text model, files.
-"""
+"""Random models that see: a text model of another family, wrapped with a small vision tower."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The learning rate of a run whose config says `optimizer.lr: auto`, by the kind of run and the size of the model.
 
-Owns: the rule, finding the model's hidden size. Never touches: schedules; configs that state a number.
-
 The rule for SFT is the one that Thinking Machines published for LoRA with Tinker's cookbook: 5e-5 for full fine-tuning,
 times 10 for LoRA, times (2000 / hidden size) ** exponent, fitted for the Llama and Qwen families, whatever the rank.
 """

@@ -1,8 +1,4 @@
-"""Advantages, losses and rewards of one's own, which a config names as `package.module:function`.
-
-Owns: what such a function takes and returns, importing it, a dry run on made-up data, checking every answer. Never
-touches: the server; these functions run in the trainer's process.
-"""
+"""Advantages, losses and rewards of one's own, which a config names as `package.module:function`."""
 
 from __future__ import annotations
 

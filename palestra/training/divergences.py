@@ -10,7 +10,6 @@ jsd          b sum p (log p - log m) + (1 - b) sum q (log q - log m), m = b p + 
 
 The student's logprobs of these tokens come from a forward pass over targets in rows, [positions, k]; a step by cross
 entropy on the same targets, with minus the derivatives as weights, has the gradient of the divergence.
-Owns: the arithmetic. Never touches: where the probabilities come from.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ measured by scoring rows that were played, those of groups without variance too,
 
 which is the KL divergence to second order, never negative, and not carried away by one token that became likely. Above
 the bound, weights and optimizer return to the state saved before, and the step is repeated at half the learning rate.
-
-Owns: kept gradients, the saved state. Never touches: what is played, how a batch is built.
 """
 
 from __future__ import annotations

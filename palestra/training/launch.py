@@ -1,7 +1,4 @@
-"""Opens a run from its config, and closes it.
-
-Owns: the order of opening, the record of the end. Never touches: the steps of a loop.
-"""
+"""Opens a run from its config, and closes it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The policy as a training loop sees it: it can be sampled, trained, published and saved.
-
-Owns: the protocol between loops and the engine. Never touches: how each of them is done (`tinker_policy` does it).
-"""
+"""The policy as a training loop sees it: it can be sampled, trained, published and saved."""
 
 from __future__ import annotations
 

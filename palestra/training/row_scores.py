@@ -1,8 +1,4 @@
-"""Scores rows of rollouts with other models: the base model, or the teacher of each environment.
-
-Owns: which model scores which row, progress. Never touches: what is done with the scores; how a teacher reads a row
-(`teacher_views`).
-"""
+"""Scores rows of rollouts with other models: the base model, or the teacher of each environment."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The state from which a run is resumed.
-
-Owns: the pointer files in `checkpoints/`, keeping the newest and the best. Never touches: weights, which the server
-stores.
-"""
+"""The state from which a run is resumed."""
 
 from __future__ import annotations
 

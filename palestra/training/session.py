@@ -1,7 +1,4 @@
-"""The open parts that every training loop gets.
-
-Owns: saving the run's state. Never touches: how the parts are made (`launch` does).
-"""
+"""The open parts that every training loop gets."""
 
 from __future__ import annotations
 

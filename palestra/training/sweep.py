@@ -1,8 +1,4 @@
-"""Runs a sweep: one server, one process, a task for each of its runs.
-
-Owns: which runs go on at a time, that one's failure is its own, decisions while they run. Never touches: how a run
-trains (`launch`), what is decided (`palestra.sweeps.halving`).
-"""
+"""Runs a sweep: one server, one process, a task for each of its runs."""
 
 from __future__ import annotations
 

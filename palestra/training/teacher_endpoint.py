@@ -1,7 +1,4 @@
-"""A teacher behind an OpenAI-compatible endpoint that returns log-probabilities of prompts, as vLLM and Palestra do.
-
-Owns: the calls and their retries. Never touches: what the scores are for.
-"""
+"""A teacher behind an OpenAI-compatible endpoint that returns log-probabilities of prompts, as vLLM and Palestra do."""
 
 from __future__ import annotations
 

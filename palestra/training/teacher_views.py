@@ -1,8 +1,4 @@
-"""How teachers read what a student said: as it was, with more in the prompt, or in another tokenizer's tokens.
-
-Owns: the teacher's tokens of a row, and which of them stand for which of the student's. Never touches: how a teacher is
-reached, what its scores are for.
-"""
+"""How teachers read what a student said: as it was, with more in the prompt, or in another tokenizer's tokens."""
 
 from __future__ import annotations
 

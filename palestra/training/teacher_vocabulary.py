@@ -1,7 +1,4 @@
-"""Whether a teacher reads the same tokens as the student: log-probabilities of other tokens would mean nothing.
-
-Owns: the comparison. Never touches: how a teacher is reached.
-"""
+"""Whether a teacher reads the same tokens as the student: log-probabilities of other tokens would mean nothing."""
 
 from __future__ import annotations
 

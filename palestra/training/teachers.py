@@ -1,7 +1,4 @@
-"""Opens the teachers that a config names, and refuses those that cannot teach before the first step.
-
-Owns: what the name of a teacher means, which servers are started for teachers. Never touches: scores.
-"""
+"""Opens the teachers that a config names, and refuses those that cannot teach before the first step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The policy behind a Tinker API: our server's, or any other.
-
-Owns: every call of the `tinker` SDK in the training loops. Never touches: what is trained, and why.
-"""
+"""The policy behind a Tinker API: our server's, or any other."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Aligns the tokens of two tokenizers that spell the same text.
-
-Owns: where the tokens of both end at the same character. Never touches: scores.
-"""
+"""Aligns the tokens of two tokenizers that spell the same text."""
 
 from __future__ import annotations
 

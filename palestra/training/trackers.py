@@ -1,8 +1,4 @@
-"""Sends a run's metrics to experiment trackers.
-
-Owns: the interface to Weights & Biases, MLflow, TensorBoard and Trackio. Never touches: the run's own files, which
-remain the record: a tracker that fails is a warning, never the end of a run.
-"""
+"""Sends a run's metrics to experiment trackers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reports the end of a run to an address, in seconds or not at all.
-
-Owns: what is sent, how often it is tried. Never touches: how the run ended; a report that fails is a warning.
-"""
+"""Reports the end of a run to an address, in seconds or not at all."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Why a rollout of a gym failed, as a short list of classes.
 
-Owns: the words, which of them are final, and how a failure is told in JSON: rows of a failures file, bodies of error
-answers and results of agents all have the same fields. Never touches: HTTP, files. `docs/gym.md` has the list for
-people.
+`docs/gym.md` has the list for people.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""A child process that answers one question at a time, in order: started when it is first asked, and again if it died.
-
-Owns: the process, how messages are delimited. Never touches: what they mean.
-"""
+"""A child process that answers one question at a time, in order: started when it is first asked, and again if it
+died."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Files and folders that are replaced atomically: after a crash they have the old content or the new, never a part of
 it.
-
-Owns: writing beside and renaming, in an order that disks keep. Never touches: what is in them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How long to wait before another try.
-
-Owns: the lengths of pauses. Never touches: when to give up, which each caller decides.
-"""
+"""How long to wait before another try."""
 
 from __future__ import annotations
 

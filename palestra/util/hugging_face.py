@@ -1,7 +1,4 @@
-"""Models and datasets by their Hugging Face id, from the cache on this machine.
-
-Owns: the layout of that cache. Never touches: the network.
-"""
+"""Models and datasets by their Hugging Face id, from the cache on this machine."""
 
 from __future__ import annotations
 

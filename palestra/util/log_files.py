@@ -1,7 +1,4 @@
-"""Log files of child processes: opening, rotating, reading their end.
-
-Owns: names and sizes. Never touches: processes.
-"""
+"""Log files of child processes: opening, rotating, reading their end."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Small files are read whole. Of weights, the header and a block in every 16 MiB are: other weights of the same shape,
 such as another fine-tune, differ in nearly all of them, and 140 GB are read in seconds.
-
-Owns: what counts. Never touches: what is in the files.
 """
 
 from __future__ import annotations

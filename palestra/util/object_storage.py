@@ -1,7 +1,7 @@
 """Object storage by URL (s3://bucket/folder, file:///folder and whatever else fsspec knows): files go up and come down
 whole.
 
-Owns: the connection, names below the URL. Never touches: what the files are. Every call blocks.
+Every call blocks.
 """
 
 from __future__ import annotations

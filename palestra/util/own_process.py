@@ -1,7 +1,4 @@
-"""A process that work starts for itself and that ends with it: a run's server, its gyms.
-
-Owns: starting it, waiting until it is ready, noticing its end. Never touches: what it does.
-"""
+"""A process that work starts for itself and that ends with it: a run's server, its gyms."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Child processes: started in a group of their own, and ended with all that they started.
-
-Owns: how children are started and ended. Never touches: what they do, when they are restarted.
-"""
+"""Child processes: started in a group of their own, and ended with all that they started."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Programs of the machine that parts of Palestra and of its tests call: where they are, and how to get them.
-
-Owns: the list. Never touches: the programs; a sandbox or a page finds out by itself whether one works.
-"""
+"""Programs of the machine that parts of Palestra and of its tests call: where they are, and how to get them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Round robin among owners, and then among what each owner has waiting.
 
-An owner with a hundred models is served as often as an owner with one. Owns: the order. Never touches: what serving is.
+An owner with a hundred models is served as often as an owner with one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Messages to the service manager that started this process, by systemd's notification protocol.
-
-Owns: the datagram. Never touches: what a service is.
-"""
+"""Messages to the service manager that started this process, by systemd's notification protocol."""
 
 from __future__ import annotations
 

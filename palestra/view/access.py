@@ -1,7 +1,4 @@
-"""Who may look: everybody on this machine, others with a key. Pages of other sites may not.
-
-Owns: the checks of Host, Origin and key, the cookie, the headers of every answer. Never touches: what is shown.
-"""
+"""Who may look: everybody on this machine, others with a key. Pages of other sites may not."""
 
 from __future__ import annotations
 

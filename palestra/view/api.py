@@ -1,7 +1,4 @@
-"""The JSON API of the dashboard, version 1: what its pages show, for programs.
-
-Owns: routes, parameters and errors. Never touches: files; the functions that pages call too do.
-"""
+"""The JSON API of the dashboard, version 1: what its pages show, for programs."""
 
 from __future__ import annotations
 

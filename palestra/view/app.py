@@ -1,7 +1,4 @@
-"""The dashboard as an application: routes, errors as pages or as JSON, who may look.
-
-Owns: how they are combined. Never touches: what a route does.
-"""
+"""The dashboard as an application: routes, errors as pages or as JSON, who may look."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Small drawings within tables, as SVG that needs no script and no style of its own.
-
-Owns: their shapes. Never touches: colours; the sheet has them.
-"""
+"""Small drawings within tables, as SVG that needs no script and no style of its own."""
 
 from __future__ import annotations
 

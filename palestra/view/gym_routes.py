@@ -1,7 +1,4 @@
-"""The page of a gym: its servers, their health, rollouts a second, failures.
-
-Owns: routes. Never touches: what is shown; the gym's head and its servers know it.
-"""
+"""The page of a gym: its servers, their health, rollouts a second, failures."""
 
 from __future__ import annotations
 

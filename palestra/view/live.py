@@ -1,7 +1,4 @@
-"""What a run writes, as server-sent events while it writes it.
-
-Owns: following the files. Never touches: the trainer, which does no work for it.
-"""
+"""What a run writes, as server-sent events while it writes it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The page that asks for a key, where one is needed.
-
-Owns: the form and the cookie. Never touches: the rule; `access` has it.
-"""
+"""The page that asks for a key, where one is needed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The pages: the list of runs, and a run with its tabs.
-
-Owns: routes for people. Never touches: files; what they show comes from the functions behind the JSON API.
-"""
+"""The pages: the list of runs, and a run with its tabs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The pages that the head of every page leads to.
-
-Owns: their titles and paths, which of them one is on. Never touches: who may see them.
-"""
+"""The pages that the head of every page leads to."""
 
 from __future__ import annotations
 

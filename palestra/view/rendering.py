@@ -1,7 +1,4 @@
-"""Templates as pages: where they lie, how figures are written, addresses that work behind any prefix.
-
-Owns: the environment of Jinja. Never touches: data.
-"""
+"""Templates as pages: where they lie, how figures are written, addresses that work behind any prefix."""
 
 from __future__ import annotations
 

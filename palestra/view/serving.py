@@ -1,7 +1,4 @@
-"""`palestra view`: listens until it is stopped.
-
-Owns: the socket, signals. Never touches: pages.
-"""
+"""`palestra view`: listens until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The reference of the command line, from the commands themselves.
-
-Owns: one section for each command, its arguments and options. Never touches: what commands do; none is run.
-"""
+"""The reference of the command line, from the commands themselves."""
 
 from __future__ import annotations
 

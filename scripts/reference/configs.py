@@ -1,7 +1,4 @@
-"""The reference of every config key, from the classes that read the configs.
-
-Owns: one table for each class: key, type, default, meaning. Never touches: files, values.
-"""
+"""The reference of every config key, from the classes that read the configs."""
 
 from __future__ import annotations
 

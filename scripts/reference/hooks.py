@@ -1,7 +1,5 @@
 """What MkDocs runs while it builds the site: adds the pages made from code, and resolves links into the repository.
 
-Owns: the order of the two. Never touches: what the pages say.
-
 Warnings fail the build, as `make docs` builds strictly.
 """
 

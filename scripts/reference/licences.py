@@ -1,8 +1,4 @@
-"""The page of licences: packages that Palestra needs, and what comes with it.
-
-Owns: that every package of pyproject.toml is listed, and that no installed one forbids use or asks for our source.
-Never touches: what a licence means.
-"""
+"""The page of licences: packages that Palestra needs, and what comes with it."""
 
 from __future__ import annotations
 

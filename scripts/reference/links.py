@@ -1,8 +1,5 @@
 """Links from the site's pages to files of the repository that are not below `docs`.
 
-Owns: which of those files become part of the site, and what a link to one becomes. Never touches: other links, and
-links to files that do not exist: MkDocs reports those.
-
 A page such as `README.md` keeps links that work in a checkout (`docs/serving.md`, `examples/grpo.py`). In the site the
 README is the home page, and whatever else is linked lies below `source/`.
 """

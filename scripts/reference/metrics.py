@@ -1,8 +1,4 @@
-"""The reference of every metric: those of the server from its registry, those of training runs from the loops' code.
-
-Owns: finding the names, and that each is explained. Never touches: the explanations, which `docs/metrics.md` and
-`docs/training-metrics.md` have.
-"""
+"""The reference of every metric: those of the server from its registry, those of training runs from the loops' code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pages made from code, and what the code does not explain.
-
-Owns: the two lists, a few lines of Markdown. Never touches: MkDocs' own pages.
-"""
+"""Pages made from code, and what the code does not explain."""
 
 from __future__ import annotations
 

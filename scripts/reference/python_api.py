@@ -1,7 +1,6 @@
 """The reference of the Python API: one page for each package that the README and the docs show.
 
-Owns: which packages are public, and that what they export is explained. Never touches: how it is shown, which
-mkdocstrings does. The code is read, never imported.
+The code is read, never imported.
 """
 
 from __future__ import annotations

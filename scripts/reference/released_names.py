@@ -1,7 +1,4 @@
-"""Keeps today's stable names as those of a release: `python scripts/reference/released_names.py 0.2.0`.
-
-Owns: writing `released_names.json`. Never touches: what is stable, which tiers.py says.
-"""
+"""Keeps today's stable names as those of a release: `python scripts/reference/released_names.py 0.2.0`."""
 
 from __future__ import annotations
 

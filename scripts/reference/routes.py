@@ -1,7 +1,5 @@
 """The reference of every HTTP route: the server's from its OpenAPI description, the platform's and the gym's from
 their route tables.
-
-Owns: one table for each group of routes. Never touches: what a route does; nothing listens.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Which public names are stable, and that a stable one changes with a word to those who use it.
 
-Owns: the names that are experimental, the stable names of the newest release (`released_names.json`), the comparison
-with them. Never touches: the pages' text beyond the mark.
-
 A stable name of the release that is gone or means something else must stand in the changelog, in backticks, above
 that release; otherwise the docs do not build. `make release` writes the file anew.
 """

@@ -1,7 +1,4 @@
-"""The commands that README and docs show, as they are written there.
-
-Owns: finding blocks, their comments, and the commands in them. Never touches: running them.
-"""
+"""The commands that README and docs show, as they are written there."""
 
 from __future__ import annotations
 

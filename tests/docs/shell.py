@@ -1,7 +1,4 @@
-"""A shell for the commands of one page: in a scratch folder, with servers that run until the page ends.
-
-Owns: the folder, the bash process, what runs in the background. Never touches: which commands there are.
-"""
+"""A shell for the commands of one page: in a scratch folder, with servers that run until the page ends."""
 
 from __future__ import annotations
 

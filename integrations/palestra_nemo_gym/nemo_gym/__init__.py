@@ -1,8 +1,4 @@
-"""What a server that was written for NeMo Gym imports, for running it unchanged in a Palestra gym.
-
-Owns: the folders such servers ask for, the public names. Never touches: anything heavy; every name is imported where it
-is first used.
-"""
+"""What a server that was written for NeMo Gym imports, for running it unchanged in a Palestra gym."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Sessions of an agent that an environment server opens: the records, for agents that can be played in both ways.
 
-Owns: requests and answers, and what an agent asks about its session. Never touches: opening one. A Palestra gym has no
-environment servers, and plays agents by `/run`.
+A Palestra gym has no environment servers, and plays agents by `/run`.
 """
 
 from __future__ import annotations

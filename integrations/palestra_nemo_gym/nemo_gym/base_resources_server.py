@@ -1,7 +1,4 @@
-"""The base of resources servers: sessions are seeded, tools called, rollouts judged.
-
-Owns: routes and bodies that all of them have. Never touches: any world.
-"""
+"""The base of resources servers: sessions are seeded, tools called, rollouts judged."""
 
 from __future__ import annotations
 

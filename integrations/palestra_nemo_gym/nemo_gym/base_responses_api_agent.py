@@ -1,7 +1,4 @@
-"""The base of agents: a row comes in, its result goes out.
-
-Owns: their routes, the rollout's id on calls. Never touches: any loop of turns.
-"""
+"""The base of agents: a row comes in, its result goes out."""
 
 from __future__ import annotations
 

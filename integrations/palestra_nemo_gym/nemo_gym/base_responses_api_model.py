@@ -1,8 +1,4 @@
-"""The base of model servers, for those that Palestra has none of its own for.
-
-Owns: their routes. Never touches: upstreams; recording calls, streams and Anthropic's API, which Palestra's own model
-servers have.
-"""
+"""The base of model servers, for those that Palestra has none of its own for."""
 
 from __future__ import annotations
 

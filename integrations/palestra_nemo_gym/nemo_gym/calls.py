@@ -1,7 +1,4 @@
-"""Calls over HTTP that end: each has a time limit, each retry a bound.
-
-Owns: the one HTTP client of the process, limits, retries of what did not begin. Never touches: which server is where.
-"""
+"""Calls over HTTP that end: each has a time limit, each retry a bound."""
 
 from __future__ import annotations
 

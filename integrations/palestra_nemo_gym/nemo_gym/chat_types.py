@@ -1,7 +1,4 @@
-"""Chat completions: requests and answers.
-
-Owns: their shapes. Never touches: the Responses API, conversions.
-"""
+"""Chat completions: requests and answers."""
 
 from __future__ import annotations
 

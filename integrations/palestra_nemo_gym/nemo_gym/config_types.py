@@ -1,8 +1,4 @@
-"""The parts of a config that servers see.
-
-Owns: references, the base of every server's config, the bodies of `/aggregate_metrics`. Never touches: reading files:
-the gym has merged them.
-"""
+"""The parts of a config that servers see."""
 
 from enum import StrEnum
 from typing import Literal

@@ -1,8 +1,4 @@
-"""Episodes as NeMo Gym's environment servers pass them on: who plays what, and what came of it.
-
-Owns: the records that resources servers and agents import. Never touches: environment servers, which a Palestra gym
-does not have.
-"""
+"""Episodes as NeMo Gym's environment servers pass them on: who plays what, and what came of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The merged config of the gym, as a server of it gets it: in an environment variable.
-
-Owns: reading it once, the names of its keys. Never touches: files, the command line.
-"""
+"""The merged config of the gym, as a server of it gets it: in an environment variable."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Calls of a server to itself, without a socket.
-
-Owns: an ASGI request and its answer, whole. Never touches: what is asked.
-"""
+"""Calls of a server to itself, without a socket."""
 
 from __future__ import annotations
 

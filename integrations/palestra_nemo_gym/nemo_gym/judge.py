@@ -1,7 +1,4 @@
-"""A judge that gives no verdict is no wrong answer: the row goes to the failures, and may be tried again.
-
-Owns: calling a judge, its failure as an error, that error as a row. Never touches: what a verdict means.
-"""
+"""A judge that gives no verdict is no wrong answer: the row goes to the failures, and may be tried again."""
 
 from __future__ import annotations
 

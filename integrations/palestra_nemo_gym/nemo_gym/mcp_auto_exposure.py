@@ -1,8 +1,4 @@
-"""The tools of a resources server at `/mcp` too, for agents that speak MCP.
-
-Owns: which routes are tools, the token of a session, MCP's messages. Never touches: the handlers: a tool that is called
-over MCP is the same POST, in the same session, made within the process.
-"""
+"""The tools of a resources server at `/mcp` too, for agents that speak MCP."""
 
 from __future__ import annotations
 

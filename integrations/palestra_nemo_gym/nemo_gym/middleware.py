@@ -1,7 +1,4 @@
-"""What stands before every server: sessions in a signed cookie, errors as answers.
-
-Owns: session ids, the key that signs them, the words of an error. Never touches: what a server does.
-"""
+"""What stands before every server: sessions in a signed cookie, errors as answers."""
 
 from __future__ import annotations
 

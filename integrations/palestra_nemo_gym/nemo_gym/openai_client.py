@@ -1,7 +1,4 @@
-"""A client for servers that speak OpenAI's APIs.
-
-Owns: its calls, retries of what is worth one. Never touches: sockets (`calls`), the shapes of bodies.
-"""
+"""A client for servers that speak OpenAI's APIs."""
 
 from __future__ import annotations
 

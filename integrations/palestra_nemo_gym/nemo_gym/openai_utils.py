@@ -1,8 +1,4 @@
-"""OpenAI's two APIs, as servers of NeMo Gym know them: requests and answers, and a client.
-
-Owns: requests and answers of the Responses API, the public names. Never touches: items (`response_items`), chat
-(`chat_types`), HTTP (`openai_client`).
-"""
+"""OpenAI's two APIs, as servers of NeMo Gym know them: requests and answers, and a client."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""pass@k, the average of k, majority@k and how much they vary, in percent.
-
-Owns: the formulas. Never touches: files, what a score means.
-"""
+"""pass@k, the average of k, majority@k and how much they vary, in percent."""
 
 from __future__ import annotations
 

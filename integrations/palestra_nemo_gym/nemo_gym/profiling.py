@@ -1,7 +1,4 @@
-"""Profiles of a server's CPU time, with Python's own profiler.
-
-Owns: one profile and its file. Never touches: servers.
-"""
+"""Profiles of a server's CPU time, with Python's own profiler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Prompts as files: a YAML with `user` and perhaps `system`, filled from the fields of a row.
-
-Owns: reading and filling them. Never touches: datasets.
-"""
+"""Prompts as files: a YAML with `user` and perhaps `system`, filled from the fields of a row."""
 
 from __future__ import annotations
 

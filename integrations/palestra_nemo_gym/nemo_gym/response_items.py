@@ -1,8 +1,5 @@
-"""The items of the Responses API: messages, calls, their outputs, reasoning; with token ids where a trainer wants them.
-
-Owns: their shapes, telling which one a mapping is. Never touches: requests, the OpenAI package: it takes longer to
-import than a server to start.
-"""
+"""The items of the Responses API: messages, calls, their outputs, reasoning; with token ids where a trainer wants
+them."""
 
 from __future__ import annotations
 

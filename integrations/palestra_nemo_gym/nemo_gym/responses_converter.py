@@ -1,7 +1,4 @@
-"""Responses to chat completions and back, for model servers whose upstream knows only the one.
-
-Owns: which item is which message. Never touches: upstreams, HTTP.
-"""
+"""Responses to chat completions and back, for model servers whose upstream knows only the one."""
 
 from __future__ import annotations
 

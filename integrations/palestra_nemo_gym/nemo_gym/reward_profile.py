@@ -1,7 +1,4 @@
-"""The answer to `/aggregate_metrics`: figures per task and over all rollouts, and a server's own.
-
-Owns: which fields are numbers, figures about them, the shape of the answer. Never touches: pass rates (`pass_rates`).
-"""
+"""The answer to `/aggregate_metrics`: figures per task and over all rollouts, and a server's own."""
 
 from __future__ import annotations
 

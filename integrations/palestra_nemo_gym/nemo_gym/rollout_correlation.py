@@ -1,7 +1,4 @@
-"""Which rollout a call belongs to: an id in front of the path, and in the task that serves it.
-
-Owns: the id, its way through a server. Never touches: what is recorded under it.
-"""
+"""Which rollout a call belongs to: an id in front of the path, and in the task that serves it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What an agent saw of its own rollout: conversations, tool calls, compactions, and what it could not see.
-
-Owns: the records. Never touches: joining them with recorded model calls, which is the collection's.
-"""
+"""What an agent saw of its own rollout: conversations, tool calls, compactions, and what it could not see."""
 
 from __future__ import annotations
 

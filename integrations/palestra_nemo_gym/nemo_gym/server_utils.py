@@ -1,8 +1,4 @@
-"""The base of every server, and the client by which servers call each other by name.
-
-Owns: finding a server, the config of this one, sessions, the public names. Never touches: sockets (`calls`), how it is
-served (`serving`).
-"""
+"""The base of every server, and the client by which servers call each other by name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A server of NeMo Gym's as a process of a gym: on the socket it was given, until the gym ends.
-
-Owns: making it from its config, uvicorn, workers, noticing the gym's end. Never touches: what a server does.
-"""
+"""A server of NeMo Gym's as a process of a gym: on the socket it was given, until the gym ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""How the environment behaves: failures, time, memory, whether the same goes the same way again.
-
-Owns: findings about failures, repeatability, time and memory. Never touches: playing.
-"""
+"""How the environment behaves: failures, time, memory, whether the same goes the same way again."""
 
 from __future__ import annotations
 

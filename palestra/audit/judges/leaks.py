@@ -1,7 +1,4 @@
-"""Answers that the policy can read before it gives one.
-
-Owns: findings about answers in prompts and observations. Never touches: playing.
-"""
+"""Answers that the policy can read before it gives one."""
 
 from __future__ import annotations
 

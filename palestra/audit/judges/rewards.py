@@ -1,7 +1,4 @@
-"""Who is rewarded: gold should be, and nothing else.
-
-Owns: findings about rewards of probes, their range, their variance. Never touches: playing.
-"""
+"""Who is rewarded: gold should be, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`<|channel>thought\n…<channel|>` and `<|tool_call>call:name{…}<tool_call|>`: answers of Gemma 4.
-
-Owns: its tokens, its blocks, its grammar, where a prompt ends in it. Never touches: other formats.
-"""
+"""`<|channel>thought\n…<channel|>` and `<|tool_call>call:name{…}<tool_call|>`: answers of Gemma 4."""
 
 from __future__ import annotations
 

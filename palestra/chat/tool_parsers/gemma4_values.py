@@ -1,7 +1,4 @@
-"""Arguments as Gemma 4 writes them: `{city:<|"|>Rome<|"|>,days:3}`, keys bare and strings between tokens.
-
-Owns: this notation, read and as rules of a grammar. Never touches: what stands around it.
-"""
+"""Arguments as Gemma 4 writes them: `{city:<|"|>Rome<|"|>,days:3}`, keys bare and strings between tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM-4.5 and later.
-
-Owns: its blocks and its grammar. Never touches: other formats.
-"""
+"""`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM-4.5 and later."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`<|channel|>…<|message|>…<|end|>`: the messages of which gpt-oss composes an answer, each in a channel.
-
-Owns: its tokens, its grammar, where a prompt ends in it. Never touches: other formats.
-"""
+"""`<|channel|>…<|message|>…<|end|>`: the messages of which gpt-oss composes an answer, each in a channel."""
 
 from __future__ import annotations
 

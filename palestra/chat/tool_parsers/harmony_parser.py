@@ -1,7 +1,4 @@
-"""Parses answers of gpt-oss while they are generated: messages with a header, each in a channel.
-
-Owns: headers, which channel is reasoning and which is text. Never touches: grammars, other formats.
-"""
+"""Parses answers of gpt-oss while they are generated: messages with a header, each in a channel."""
 
 from __future__ import annotations
 

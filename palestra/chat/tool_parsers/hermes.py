@@ -1,7 +1,4 @@
-"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen, and most later models.
-
-Owns: its blocks and its grammar. Never touches: other formats.
-"""
+"""`<tool_call>{"name": …, "arguments": {…}}</tool_call>`: Hermes, Qwen, and most later models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Finds the end of a JSON object or list while it is being generated.
-
-Owns: where it ends. Never touches: its content; whether it is valid is decided by a decoder.
-"""
+"""Finds the end of a JSON object or list while it is being generated."""
 
 from __future__ import annotations
 

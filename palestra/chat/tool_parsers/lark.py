@@ -1,7 +1,4 @@
-"""Parts of grammars in llguidance's Lark dialect.
-
-Owns: quoting, tokens by id, calls by their schemas. Never touches: how a format uses them.
-"""
+"""Parts of grammars in llguidance's Lark dialect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`{"name": …, "parameters": {…}}` and nothing else: Llama 3, if its template asks for JSON.
-
-Owns: its blocks and its grammar. Never touches: other formats.
-"""
+"""`{"name": …, "parameters": {…}}` and nothing else: Llama 3, if its template asks for JSON."""
 
 from __future__ import annotations
 

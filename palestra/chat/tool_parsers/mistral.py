@@ -1,7 +1,4 @@
-"""`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and since 2025 `[TOOL_CALLS]name[ARGS]{…}`: Mistral.
-
-Owns: its blocks and its grammar. Never touches: other formats.
-"""
+"""`[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and since 2025 `[TOOL_CALLS]name[ARGS]{…}`: Mistral."""
 
 from __future__ import annotations
 

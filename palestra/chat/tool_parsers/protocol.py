@@ -1,7 +1,4 @@
-"""Protocols for formats of tool calls, and for formats of whole answers.
-
-Owns: the protocols, and the result of reading a block. Never touches: any particular format.
-"""
+"""Protocols for formats of tool calls, and for formats of whole answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3.5 and later, Nemotron 3.
-
-Owns: its blocks and its grammar. Never touches: other formats.
-"""
+"""`<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`: Qwen3.5 and later, Nemotron
+3."""
 
 from __future__ import annotations
 

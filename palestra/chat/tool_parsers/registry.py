@@ -1,7 +1,4 @@
-"""Tool formats by name, and by the chat template.
-
-Owns: the names. Never touches: how a format works.
-"""
+"""Tool formats by name, and by the chat template."""
 
 from __future__ import annotations
 

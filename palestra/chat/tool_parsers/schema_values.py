@@ -1,7 +1,4 @@
-"""Converts values that a model wrote as plain text to the types of a tool's JSON schema.
-
-Owns: which types a schema allows, what a text means under them. Never touches: how a call is written.
-"""
+"""Converts values that a model wrote as plain text to the types of a tool's JSON schema."""
 
 from __future__ import annotations
 

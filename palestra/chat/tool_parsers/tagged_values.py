@@ -1,7 +1,4 @@
-"""Parses calls whose arguments are texts between tags, while they are generated.
-
-Owns: where a value ends, what its block contains. Never touches: what the tags are, grammars.
-"""
+"""Parses calls whose arguments are texts between tags, while they are generated."""
 
 from __future__ import annotations
 

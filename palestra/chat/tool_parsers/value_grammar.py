@@ -1,7 +1,4 @@
-"""Grammars of arguments that are texts between tags.
-
-Owns: what a schema means for a value that is not written as JSON. Never touches: what the tags are.
-"""
+"""Grammars of arguments that are texts between tags."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra agent`: command-line agents and the coding tasks that they play.
-
-Owns: the group. Never touches: what its commands do.
-"""
+"""`palestra agent`: command-line agents and the coding tasks that they play."""
 
 from __future__ import annotations
 

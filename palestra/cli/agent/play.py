@@ -1,7 +1,4 @@
-"""`palestra agent play` and `list`: command-line agents that play the episodes of a training run.
-
-Owns: arguments and printing. Never touches: claiming and playing.
-"""
+"""`palestra agent play` and `list`: command-line agents that play the episodes of a training run."""
 
 from __future__ import annotations
 

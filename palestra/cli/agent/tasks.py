@@ -1,7 +1,4 @@
-"""`palestra agent task list`, `verify`, `convert` and `warm-up`: coding tasks without an agent.
-
-Owns: arguments and printing. Never touches: reading and judging tasks.
-"""
+"""`palestra agent task list`, `verify`, `convert` and `warm-up`: coding tasks without an agent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra chat`: arguments, and what is opened for a conversation.
-
-Owns: options, which model and environment, exit codes. Never touches: the history (`palestra.endpoints.conversation`).
-"""
+"""`palestra chat`: arguments, and what is opened for a conversation."""
 
 from __future__ import annotations
 

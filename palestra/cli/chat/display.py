@@ -1,7 +1,5 @@
-"""How a conversation is shown: as it comes, two models in columns, or one after the other where there is no terminal.
-
-Owns: words, colours, columns. Never touches: calls, the history.
-"""
+"""How a conversation is shown: as it comes, two models in columns, or one after the other where there is no
+terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""One exchange with one or two models at once: what a person says, and what comes back until they are to speak again.
-
-Owns: the threads between terminal and event loop, Ctrl-C. Never touches: what is shown how.
-"""
+"""One exchange with one or two models at once: what a person says, and what comes back until they are to speak
+again."""
 
 from __future__ import annotations
 

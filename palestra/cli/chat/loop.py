@@ -1,7 +1,4 @@
-"""The conversation in the terminal: lines that a person types, and the commands among them.
-
-Owns: the prompt, commands, saving. Never touches: answers.
-"""
+"""The conversation in the terminal: lines that a person types, and the commands among them."""
 
 from __future__ import annotations
 

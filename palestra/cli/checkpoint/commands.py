@@ -1,7 +1,4 @@
-"""`palestra checkpoint`: list, look at, export, publish and delete the checkpoints of runs and servers.
-
-Owns: arguments and printing. Never touches: files and servers; `palestra.checkpoints` does.
-"""
+"""`palestra checkpoint`: list, look at, export, publish and delete the checkpoints of runs and servers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the commands about checkpoints share: finding one, saying how it is to be exported.
-
-Owns: these options. Never touches: files and servers; `palestra.checkpoints` does.
-"""
+"""What the commands about checkpoints share: finding one, saying how it is to be exported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra checkpoint push` and `import`: a checkpoint for others, and one from them.
-
-Owns: arguments and printing. Never touches: files, servers, the hub; `palestra.checkpoints` does.
-"""
+"""`palestra checkpoint push` and `import`: a checkpoint for others, and one from them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra episode`: what is queued, played, parked at a running server, and what to do about it.
-
-Owns: arguments and printing. Never touches: HTTP; the client library has it.
-"""
+"""`palestra episode`: what is queued, played, parked at a running server, and what to do about it."""
 
 from __future__ import annotations
 

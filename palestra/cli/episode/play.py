@@ -1,7 +1,4 @@
-"""`palestra episode play`: a player for any machine that has the environments.
-
-Owns: arguments, which environments are played, printing. Never touches: claiming and playing.
-"""
+"""`palestra episode play`: a player for any machine that has the environments."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra episode show` and `export`: what happened in episodes, for people and for programs.
-
-Owns: arguments, how a timeline is printed, masking. Never touches: HTTP; the client library has it.
-"""
+"""`palestra episode show` and `export`: what happened in episodes, for people and for programs."""
 
 from __future__ import annotations
 

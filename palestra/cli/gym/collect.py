@@ -1,7 +1,4 @@
-"""`palestra gym collect`: rollouts of a data file, through the agents of a gym.
-
-Owns: arguments, progress, the summary at the end. Never touches: how rows are played or kept.
-"""
+"""`palestra gym collect`: rollouts of a data file, through the agents of a gym."""
 
 from __future__ import annotations
 

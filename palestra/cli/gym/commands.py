@@ -1,7 +1,4 @@
-"""`palestra gym`: start the servers of a gym, show their state, show a resolved config.
-
-Owns: arguments and printing. Never touches: how a gym runs.
-"""
+"""`palestra gym`: start the servers of a gym, show their state, show a resolved config."""
 
 from __future__ import annotations
 

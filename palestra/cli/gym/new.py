@@ -1,7 +1,4 @@
-"""`palestra gym list`, `new` and `test`: which servers there are, make one, run its tests.
-
-Owns: arguments and printing. Never touches: what a server is.
-"""
+"""`palestra gym list`, `new` and `test`: which servers there are, make one, run its tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra gym reverify|profile|compare|aggregate|datasets`: commands on stored rollouts.
-
-Owns: arguments and printing. Never touches: the figures.
-"""
+"""`palestra gym reverify|profile|compare|aggregate|datasets`: commands on stored rollouts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A gym for a command: one that runs already, or one that is started for the command.
-
-Owns: the options that say which, starting and stopping it. Never touches: what is done with it.
-"""
+"""A gym for a command: one that runs already, or one that is started for the command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra model`: make random models and puppets, fetch models, inspect model folders.
-
-Owns: arguments and printing. Never touches: tensors.
-"""
+"""`palestra model`: make random models and puppets, fetch models, inspect model folders."""
 
 from __future__ import annotations
 

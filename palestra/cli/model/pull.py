@@ -1,7 +1,4 @@
-"""`palestra model pull`: a model of the Hugging Face hub into the cache on this machine.
-
-Owns: what is fetched, and words for what goes wrong. Never touches: the cache's layout (huggingface_hub's).
-"""
+"""`palestra model pull`: a model of the Hugging Face hub into the cache on this machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra platform`: the local task apps: serve them, look at them, make tasks, play one by hand.
-
-Owns: arguments and printing. Never touches: how apps work, how a task is judged.
-"""
+"""`palestra platform`: the local task apps: serve them, look at them, make tasks, play one by hand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A person plays in place of the agent: lines become tool calls, and the end brings a verdict.
-
-Owns: what a line means, what is shown. Never touches: the state, except through tools.
-"""
+"""A person plays in place of the agent: lines become tool calls, and the end brings a verdict."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra run`: list runs, show, compare, export and plot them; `manage` has the commands that change one.
-
-Owns: arguments and printing. Never touches: the files of a run, except by reading.
-"""
+"""`palestra run`: list runs, show, compare, export and plot them; `manage` has the commands that change one."""
 
 from __future__ import annotations
 

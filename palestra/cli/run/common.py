@@ -1,7 +1,4 @@
-"""What the commands about runs share: finding a run, printing columns, text that cannot harm a terminal.
-
-Owns: the `--runs` option, escaping. Never touches: the files; `runs.reader` does.
-"""
+"""What the commands about runs share: finding a run, printing columns, text that cannot harm a terminal."""
 
 from __future__ import annotations
 

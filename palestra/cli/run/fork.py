@@ -1,7 +1,4 @@
-"""`palestra run fork|replay`: a run that goes on from a checkpoint of another one, or plays its steps again.
-
-Owns: arguments and printing. Never touches: the new run's folder (`palestra.runs.fork`), training.
-"""
+"""`palestra run fork|replay`: a run that goes on from a checkpoint of another one, or plays its steps again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra run stop|delete|tag|note`: what is done to a run from outside.
-
-Owns: arguments, questions and printing. Never touches: the files; `palestra.runs` does.
-"""
+"""`palestra run stop|delete|tag|note`: what is done to a run from outside."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The cells of `palestra run list`.
-
-Owns: how long they may be. Never touches: which figures stand for a run; `runs.overview` does.
-"""
+"""The cells of `palestra run list`."""
 
 from __future__ import annotations
 

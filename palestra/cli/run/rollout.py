@@ -1,7 +1,4 @@
-"""`palestra rollout`: from a number in a chart to the conversations and tokens behind it.
-
-Owns: arguments and printing. Never touches: the files of a run, except by reading.
-"""
+"""`palestra rollout`: from a number in a chart to the conversations and tokens behind it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A rollout's tokens in a terminal, coloured or as a table.
-
-Owns: colours. Never touches: files of a run; texts of tokens, which `runs.token_cells` has.
-"""
+"""A rollout's tokens in a terminal, coloured or as a table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra alias`: names for models of a running server, which can be moved.
-
-Owns: arguments and printing. Never touches: HTTP; the training package has the client.
-"""
+"""`palestra alias`: names for models of a running server, which can be moved."""
 
 from __future__ import annotations
 

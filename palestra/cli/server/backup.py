@@ -1,7 +1,4 @@
-"""`palestra backup` and `palestra restore`: a stopped server's database and state folder in one file, and back.
-
-Owns: arguments and printing. Never touches: what is in a backup; the store knows.
-"""
+"""`palestra backup` and `palestra restore`: a stopped server's database and state folder in one file, and back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra key`: who may use a server, and until when. Works beside a running server, which soon notices changes.
-
-Owns: arguments and printing. Never touches: how keys are made and kept; the store does.
-"""
+"""`palestra key`: who may use a server, and until when. Works beside a running server, which soon notices changes."""
 
 from __future__ import annotations
 

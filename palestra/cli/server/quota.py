@@ -1,7 +1,5 @@
-"""`palestra quota`: what each owner may use of a server. Works beside a running server, which notices within seconds.
-
-Owns: arguments and printing. Never touches: how limits are kept and held; the store and the server do.
-"""
+"""`palestra quota`: what each owner may use of a server. Works beside a running server, which notices within
+seconds."""
 
 from __future__ import annotations
 

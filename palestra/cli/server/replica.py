@@ -1,7 +1,4 @@
-"""`palestra replica`: joins a running server as one of its samplers.
-
-Owns: arguments and printing. Never touches: samples; the engine runs in this process.
-"""
+"""`palestra replica`: joins a running server as one of its samplers."""
 
 from __future__ import annotations
 

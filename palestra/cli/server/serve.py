@@ -1,7 +1,4 @@
-"""`palestra serve`: flags and files become a ServeConfig, which the server runs.
-
-Owns: arguments, and the errors that can be found before anything starts. Never touches: requests, processes.
-"""
+"""`palestra serve`: flags and files become a ServeConfig, which the server runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The store of a server, for commands that work beside it: options that say where it is, and opening it.
-
-Owns: these. Never touches: what is stored.
-"""
+"""The store of a server, for commands that work beside it: options that say where it is, and opening it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra usage`: what was sampled, trained and saved on a running server.
-
-Owns: arguments and printing. Never touches: what is counted; the server does.
-"""
+"""`palestra usage`: what was sampled, trained and saved on a running server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`palestra sweep`: run a population of training runs, or show what one has found.
-
-Owns: arguments, finding the configs, exit codes. Never touches: training (`palestra.training.sweep`).
-"""
+"""`palestra sweep`: run a population of training runs, or show what one has found."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The lines that a sweep prints: how each run does, and all of them together.
-
-Owns: what is printed and when. Never touches: what a sweep does.
-"""
+"""The lines that a sweep prints: how each run does, and all of them together."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a sweep plans and what it has found, as text.
-
-Owns: tables and sentences. Never touches: which setting is best (`palestra.sweeps.findings`).
-"""
+"""What a sweep plans and what it has found, as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the environments of benchmarks share: one turn, tasks from files as published, settings by name.
-
-Owns: reading settings and tasks. Never touches: when an answer is right.
-"""
+"""What the environments of benchmarks share: one turn, tasks from files as published, settings by name."""
 
 from __future__ import annotations
 

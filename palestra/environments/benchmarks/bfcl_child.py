@@ -1,7 +1,7 @@
 """The process that has the Berkeley function-calling leaderboard: its tasks, their prompts, and its own checker.
 
-Owns: handing rows to the package. It runs in the Python that has bfcl_eval, and imports nothing of ours. As a command
-with `tasks CATEGORY…` it prints the tasks.
+It runs in the Python that has bfcl_eval, and imports nothing of ours. As a command with `tasks CATEGORY…` it prints
+the tasks.
 
 The package's decoder evaluates sums that a model has written (`f(a=3 + 4)`) as Python, whatever they are; here they are
 arithmetic or no call. The package's table of models imports the SDKs of twenty vendors, of which the checker wants one

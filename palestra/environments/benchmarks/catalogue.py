@@ -1,7 +1,4 @@
-"""The benchmarks that can be named: what grades each, which files it needs, and under which licences they are.
-
-Owns: the table. Never touches: files, grading.
-"""
+"""The benchmarks that can be named: what grades each, which files it needs, and under which licences they are."""
 
 from __future__ import annotations
 

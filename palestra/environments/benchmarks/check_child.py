@@ -1,8 +1,4 @@
-"""The process of a task's tests: it runs them, lets the program's process answer each call, and says the verdict.
-
-Owns: running tests as they are published. Never touches: the program; its functions are calls that go out by a pipe,
-and what comes back is plain data.
-"""
+"""The process of a task's tests: it runs them, lets the program's process answer each call, and says the verdict."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The files of benchmarks as they are published: found in the hub's cache, a folder or a file, and read row by row.
-
-Owns: finding and reading them, what is said where they are missing. Never touches: the network, what a row means.
-"""
+"""The files of benchmarks as they are published: found in the hub's cache, a folder or a file, and read row by row."""
 
 from __future__ import annotations
 

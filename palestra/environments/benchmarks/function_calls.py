@@ -1,7 +1,4 @@
-"""BFCL: function calls of the Berkeley leaderboard, in one turn, written as text.
-
-Owns: which categories are played. Never touches: prompts and checks; bfcl_eval has them, in child processes.
-"""
+"""BFCL: function calls of the Berkeley leaderboard, in one turn, written as text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """The Python in which a package of others grades: the one that is named, one of its own, or ours.
 
-Owns: finding it, what is said where there is none. Never touches: grading.
-
 A folder of graders has a virtual environment for each package: `PALESTRA_GRADERS`, or `palestra/graders` in the user's
 cache.
 """

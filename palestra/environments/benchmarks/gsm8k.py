@@ -1,8 +1,4 @@
-"""GSM8K: word problems whose answer is a number.
-
-Owns: asking, and comparing numbers by the rules of lm_eval's task `gsm8k`, of which both are reported: `strict_match`
-wants `#### NUMBER` as the dataset has it, `flexible_extract` takes the last number, and is the reward.
-"""
+"""GSM8K: word problems whose answer is a number."""
 
 from __future__ import annotations
 

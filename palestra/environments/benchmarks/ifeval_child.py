@@ -1,7 +1,7 @@
 """The process that checks instructions, with lm_eval's copy of IFEval's own checks.
 
-Owns: handing rows to the checks. It runs in the Python that has lm_eval, and imports nothing of ours. As a command
-with `check` it says whether the checks can run here.
+It runs in the Python that has lm_eval, and imports nothing of ours. As a command with `check` it says whether the
+checks can run here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""IFEval: prompts with instructions that programs can check.
-
-Owns: asking, and the four figures of the benchmark as metrics. Never touches: the checks; lm_eval has them, in child
-processes.
-"""
+"""IFEval: prompts with instructions that programs can check."""
 
 from __future__ import annotations
 

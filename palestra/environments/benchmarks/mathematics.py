@@ -1,7 +1,4 @@
-r"""MATH-500 and AIME: problems whose answer is an expression in `\boxed{}`.
-
-Owns: asking. Never touches: comparing expressions; math-verify does, in child processes.
-"""
+r"""MATH-500 and AIME: problems whose answer is an expression in `\boxed{}`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Values that cross the wall between a program and its tests: as JSON, with tags for what JSON does not know.
 
-Only plain data crosses, never an object with code of its own: a result that is equal to everything cannot be made.
-Owns: the tags. It imports the standard library only.
+Only plain data crosses, never an object with code of its own: a result that is equal to everything cannot be made. It
+imports the standard library only.
 """
 
 from __future__ import annotations

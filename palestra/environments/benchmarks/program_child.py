@@ -1,8 +1,4 @@
-"""The process of a program that a model wrote: it answers calls of its functions, and knows nothing of any test.
-
-Owns: running the program behind the wall, one call after the other. Never touches: what results should be; they are
-never sent here.
-"""
+"""The process of a program that a model wrote: it answers calls of its functions, and knows nothing of any test."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The tests run in one, the program in the other, and whatever the program does to its own process (ending it, changing
 `assert`, looking around), the verdict is said by the other one. Expected results never reach the program.
-
-Owns: both processes, their time, the messages. Never touches: tests, programs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""HumanEval and MBPP: programs that tests judge.
-
-Owns: asking, finding the program in an answer. Never touches: running it; `program_tests` does.
-"""
+"""HumanEval and MBPP: programs that tests judge."""
 
 from __future__ import annotations
 

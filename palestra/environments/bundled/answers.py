@@ -1,8 +1,4 @@
-"""Questions with known answers, from any file: one turn, graded by comparing.
-
-Owns: where the answer is in what the model said, when it is right. Never touches: the questions, which come from a task
-file.
-"""
+"""Questions with known answers, from any file: one turn, graded by comparing."""
 
 from __future__ import annotations
 

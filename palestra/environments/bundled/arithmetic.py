@@ -1,7 +1,6 @@
 """Arithmetic: one question, one number.
 
-Owns: the questions, which of them are held out, the verifier. The bundled model was trained on exactly these texts, so
-they should not change without it.
+The bundled model was trained on exactly these texts, so they should not change without it.
 """
 
 from __future__ import annotations

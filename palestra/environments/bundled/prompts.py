@@ -1,6 +1,6 @@
 """Prompts without a verifier: one turn that nothing grades.
 
-Owns: nothing but the end of the turn. The prompts come from a file; what is learned comes from a teacher or a judge.
+The prompts come from a file; what is learned comes from a teacher or a judge.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Random choices for tasks that are the same everywhere and for ever.
 
-Owns: numbers derived from a text by hashing. Python's own `random` may change its choices with a version; the meaning
-of a task's id should not change.
+Python's own `random` may change its choices with a version; the meaning of a task's id should not change.
 """
 
 from __future__ import annotations

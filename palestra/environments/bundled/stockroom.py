@@ -1,7 +1,4 @@
-"""Stockroom: questions that cannot be answered without calling a tool first.
-
-Owns: the tools, the verifier. Never touches: what is in stock and what is asked, which come with the task.
-"""
+"""Stockroom: questions that cannot be answered without calling a tool first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The stockroom's questions and all its texts.
-
-Owns: items, kinds of questions, which of them are held out, the texts of both sides. The bundled model was trained on
-exactly these texts, so they should not change without it. Never touches: how replies are read and graded.
-"""
+"""The stockroom's questions and all its texts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Parses the model's text as an action: a tool call, the end, both, or neither.
 
-Owns: the two grammars, what counts as done. Never touches: which tools there are.
-
 `lenient` is our own: a call in the reasoning does not count, the end of JSON is found by parsing it, and an unreadable
 call is answered with the reason. `strict` accepts exactly what the reference implementation does.
 """

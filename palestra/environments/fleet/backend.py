@@ -1,7 +1,6 @@
 """The backend of a Fleet task: one instance of an app, wherever it runs.
 
-Owns: the protocol, partial rewards from what a verifier printed. A backend is for one episode: `create`, then the rest,
-and `close` whatever happened.
+A backend is for one episode: `create`, then the rest, and `close` whatever happened.
 """
 
 from __future__ import annotations

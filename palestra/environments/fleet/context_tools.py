@@ -1,7 +1,5 @@
 """Tools with which a model manages its own context: see how full it is, drop old turns, search what was said.
 
-Owns: these five tools, the whole history, outputs too long to be shown. Never touches: the platform.
-
 Patterns are plain words, without regard to case; `a|b` finds either. They are not regular expressions, because one can
 be written whose search takes for ever.
 """

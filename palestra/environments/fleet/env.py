@@ -1,7 +1,6 @@
 """`fleet_task`: a Fleet task as a text environment.
 
-Owns: the conversation, parsing the model's output, the texts it reads, counters. Never touches: instances, which the
-layer below has. The interface is that of the FleetTaskEnv which SkyRL's training knows.
+The interface is that of the FleetTaskEnv which SkyRL's training knows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Runs coroutines for callers without an event loop: one loop in a thread, for all of them.
 
-Owns: that thread. Never touches: what runs there. `asyncio.run` would not do: it needs that no loop runs here, and ends
-what the last call left open.
+`asyncio.run` would not do: it needs that no loop runs here, and ends what the last call left open.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """A connection to an MCP server, by the official `mcp` package: its 1.x and its 2.x.
 
-Owns: the connection, which lasts as long as an episode, and what differs between the two versions. Never touches: what
-tools mean.
-
 The package's transports must be closed by the task that opened them, so each connection has a task of its own.
 """
 

@@ -1,7 +1,4 @@
-"""Tasks of the local platform as Fleet tasks: made from their keys, or written to a tasks_file with their verifiers.
-
-Owns: what `platform:…` means, which keys a run goes through, the file. Never touches: instances, the verifiers.
-"""
+"""Tasks of the local platform as Fleet tasks: made from their keys, or written to a tasks_file with their verifiers."""
 
 from __future__ import annotations
 

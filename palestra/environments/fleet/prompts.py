@@ -1,8 +1,4 @@
-"""Texts that the model reads in a Fleet task: the system message, and the messages after each turn.
-
-Owns: the sections of the system message and their order, its compact form for small models, the form of results and
-errors. Never touches: the task's own text, facts about the world.
-"""
+"""Texts that the model reads in a Fleet task: the system message, and the messages after each turn."""
 
 from __future__ import annotations
 

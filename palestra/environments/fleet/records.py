@@ -1,7 +1,4 @@
-"""A Fleet task, whichever spelling its file uses.
-
-Owns: both spellings, what a row must have. Never touches: files.
-"""
+"""A Fleet task, whichever spelling its file uses."""
 
 from __future__ import annotations
 

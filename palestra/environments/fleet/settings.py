@@ -1,7 +1,4 @@
-"""Settings of a Fleet task in `env_config`.
-
-Owns: names, defaults, checks. Never touches: tasks.
-"""
+"""Settings of a Fleet task in `env_config`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which tasks of a file are trained on and which are kept for evaluation: by each task's own hash, so that adding tasks
 to a file does not move others.
 
-Owns: the split. Never touches: files. The rules are those by which Fleet's datasets are built.
+The rules are those by which Fleet's datasets are built.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One rollout of a Fleet task at the level of calls: dicts in, dicts out, no text grammar.
 
-Owns: an instance from creation to its end, steps, the final answer, the one verdict. Never touches: prompts, how a
-model writes a call. It has the interface of the OpenEnv layer that Fleet's own integration uses.
+It has the interface of the OpenEnv layer that Fleet's own integration uses.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Tools as models see them: in OpenAI's format, made from what MCP servers return.
-
-Owns: normalising schemas, one line for each tool. Never touches: where tools come from.
-"""
+"""Tools as models see them: in OpenAI's format, made from what MCP servers return."""
 
 from __future__ import annotations
 

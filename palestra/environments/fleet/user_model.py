@@ -2,7 +2,6 @@
 
 What the user tells, and whether the answer is yes, is decided by the script, so that a task stays exact and can be
 judged. The model decides how it is said. Where it leaves out a fact or an amount, the script's own words are used.
-Owns: the call, checking the words. Never touches: the script, the verdict.
 """
 
 from __future__ import annotations

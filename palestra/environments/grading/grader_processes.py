@@ -1,7 +1,6 @@
 """Does work that may hang or use too much memory in child processes with a time limit.
 
-Owns: the children, their number, their time. Never touches: what the work is. A child is a module that answers each
-line of JSON on its input with one on its output.
+A child is a module that answers each line of JSON on its input with one on its output.
 """
 
 from __future__ import annotations

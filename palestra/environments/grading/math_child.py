@@ -1,7 +1,4 @@
-"""The process that compares mathematical expressions: sympy may never finish, so it runs in a child process.
-
-Owns: parsing and comparing two answers with math-verify. Never touches: time; the parent ends it.
-"""
+"""The process that compares mathematical expressions: sympy may never finish, so it runs in a child process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The model calls in an agent's answer: their token ids, and the check that each continues the ones before.
-
-Owns: reading and checking them. Never touches: how they are trained on.
-"""
+"""The model calls in an agent's answer: their token ids, and the check that each continues the ones before."""
 
 from __future__ import annotations
 

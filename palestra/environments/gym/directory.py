@@ -1,7 +1,4 @@
-"""Addresses of the servers of a running gym, read from its head server.
-
-Owns: the requests, errors for unknown names. Never touches: rows, the gym's files.
-"""
+"""Addresses of the servers of a running gym, read from its head server."""
 
 from __future__ import annotations
 

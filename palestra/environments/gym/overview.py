@@ -1,7 +1,4 @@
-"""A running gym for those who watch it: its servers, whether they are healthy, what they were asked for.
-
-Owns: the questions to the head and to each server, what is added up. Never touches: rows, the servers' work.
-"""
+"""A running gym for those who watch it: its servers, whether they are healthy, what they were asked for."""
 
 from __future__ import annotations
 

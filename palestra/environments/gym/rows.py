@@ -1,7 +1,6 @@
 """Rows for gym servers as tasks of a run.
 
-Owns: reading and checking them. Never touches: servers, who plays. A row is sent to its agent unchanged; it is the
-task's `row`, and the prompt is for people to read.
+A row is sent to its agent unchanged; it is the task's `row`, and the prompt is for people to read.
 """
 
 from __future__ import annotations

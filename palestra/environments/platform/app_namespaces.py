@@ -1,7 +1,6 @@
 """An app inside a world of several: its tables have its name as a prefix, and its own statements still find them.
 
-Owns: names of tables and variables, rewriting an app's statements. Never touches: rows. Statements of apps have SQL's
-keywords in capitals and names in small letters, which this relies on.
+Statements of apps have SQL's keywords in capitals and names in small letters, which this relies on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Players who do not solve a task of the platform: what they leave must be worth nothing.
-
-Owns: doing nothing, answering by chance, calls by chance, a change that nobody asked for; of long tasks leaving one
-sub-goal out, doing one with something else, doing only one; deleting everything. Never touches: verdicts.
-"""
+"""Players who do not solve a task of the platform: what they leave must be worth nothing."""
 
 from __future__ import annotations
 

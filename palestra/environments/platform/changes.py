@@ -1,8 +1,7 @@
 """What an instance has changed: triggers store each row's first image, so a diff costs as much as was changed, not as
 much as there is.
 
-Owns: the hidden tables, images, net changes. Never touches: what a task allows. An update that is undone, or a row that
-is deleted and inserted again unchanged, is no change.
+An update that is undone, or a row that is deleted and inserted again unchanged, is no change.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@
 A sub-goal is a template with params of its own. The composer plays each draw after those before it and, in a second
 instance, before them, and keeps it if both give what all of them expect: the order of any two must not matter. So each
 request means what it says of the state at the beginning.
-
-Owns: which sub-goals are in a task, its prompt, its solution, what it expects. Never touches: what a template asks for.
 """
 
 from __future__ import annotations

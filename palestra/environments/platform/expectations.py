@@ -1,8 +1,4 @@
-"""What a task expects to be changed, and nothing else.
-
-Owns: comparing net changes with those expected, one to one, and finding out which new row is which. Never touches:
-databases.
-"""
+"""What a task expects to be changed, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Tools that fail now and then, for no reason of the caller's: the same calls of a task fail in every instance of it.
 
-Owns: which calls fail, and what the caller is told. Never touches: what a tool does. Never two calls in a row fail, and
-one that fails has changed nothing, so that whoever repeats it loses one turn.
+Never two calls in a row fail, and one that fails has changed nothing, so that whoever repeats it loses one turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Gold trajectories: a task's own solution, played. They are used for imitation, and show that a task can be solved.
-
-Owns: playing a solution, the tool by which an episode gives its answer. Never touches: what the trajectories are used
-for.
-"""
+"""Gold trajectories: a task's own solution, played. They are used for imitation, and show that a task can be solved."""
 
 from __future__ import annotations
 

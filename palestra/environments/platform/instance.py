@@ -1,7 +1,6 @@
 """One running copy of an app: its state, and tool calls on it.
 
-Owns: the database, one transaction for each call, the clock, the log of calls. Never touches: tasks, other instances,
-how long it lives. Everything is in the database, so that a copy of the database is a copy of the instance.
+Everything is in the database, so that a copy of the database is a copy of the instance.
 """
 
 from __future__ import annotations

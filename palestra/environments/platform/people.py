@@ -1,7 +1,6 @@
 """The people of a world: names, companies and addresses, for every app that has people in it.
 
-Owns: choosing them. Never touches: tables. No name is part of another (an Ana Lopez beside a Diana Lopez), so that a
-search for one finds one.
+No name is part of another (an Ana Lopez beside a Diana Lopez), so that a search for one finds one.
 """
 
 from __future__ import annotations

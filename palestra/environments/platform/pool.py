@@ -1,7 +1,5 @@
 """The instances of a server: made on request, found by id, ended by their owners or by time.
 
-Owns: the life of instances, limits. Never touches: what is called on them, HTTP.
-
 After a clean stop of the server its instances continue at the next start. After a crash those that were on disk
 continue, since nothing happened to them; those that were in memory end with the state `error`, because nobody knows
 whether the last call was completed.

@@ -1,7 +1,6 @@
 """The files of a pool: a journal of instances, and the states of those that were moved out of memory.
 
-Owns: files in one folder. Never touches: transitions of records. Writes to the journal are not synced: a crash of the
-process loses none, one of the machine may.
+Writes to the journal are not synced: a crash of the process loses none, one of the machine may.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Which instances of a pool are in memory, which are on disk, and when something is due.
-
-Owns: sizes, the order of use, moving to disk and back, a timer wheel with slots of a second. Never touches: the life of
-instances; the pool's lock, under which all of this is called.
-"""
+"""Which instances of a pool are in memory, which are on disk, and when something is due."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a pool knows about each instance: who requested what, its state, how long it may live.
-
-Owns: records, their transitions, limits, refusals. Never touches: databases, files.
-"""
+"""What a pool knows about each instance: who requested what, its state, how long it may live."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ before and of the task, so that the same messages get the same answers everywher
 What is judged becomes rows: `user_heard` has the amount of the last proposal and the rule of the last refusal, and
 `violations` what the policy forbids and only the order of events shows (a change without a yes). A task expects the
 right rows in the first and none in the second.
-
-Owns: understanding the agent, answers, what was heard. Never touches: a domain's tables, its policy, its amounts.
 """
 
 from __future__ import annotations

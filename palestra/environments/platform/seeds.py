@@ -1,7 +1,4 @@
-"""Seed databases: built once for an app, a number and a size, then copied for each instance.
-
-Owns: building, keeping the newest in memory. Never touches: instances.
-"""
+"""Seed databases: built once for an app, a number and a size, then copied for each instance."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 It plays a task's own solution. Each call is right with the probability `skill`; where it is not, the player makes a
 call by chance in its place and takes up the next sub-goal. So a task is as difficult as its calls are many.
-
-Owns: slips, what is measured. Never touches: verdicts.
 """
 
 from __future__ import annotations

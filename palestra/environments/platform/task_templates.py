@@ -1,7 +1,4 @@
-"""The parts of task templates: prompts, calls, answers.
-
-Owns: typed answers, which calls must have been made. Never touches: instances, verdicts.
-"""
+"""The parts of task templates: prompts, calls, answers."""
 
 from __future__ import annotations
 

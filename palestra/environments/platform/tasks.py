@@ -1,7 +1,4 @@
-"""Makes tasks from their keys.
-
-Owns: trying until a task is valid. Never touches: instances.
-"""
+"""Makes tasks from their keys."""
 
 from __future__ import annotations
 

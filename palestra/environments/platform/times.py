@@ -1,7 +1,5 @@
 """Times that a model writes, as the world stores them: ISO, to the second, without a zone, so that they can be compared
 as text.
-
-Owns: parsing and checking them. Never touches: the clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a tool works with: the instance's tables, the clock, who is logged in.
-
-Owns: reading and writing rows inside the call's transaction, pages. Never touches: beginning or ending it.
-"""
+"""What a tool works with: the instance's tables, the clock, who is logged in."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tools of an app: a typed Python function becomes a name, a JSON Schema and a checked call.
-
-Owns: schemas, the error for a wrong argument, results as JSON. Never touches: state, transactions.
-"""
+"""Tools of an app: a typed Python function becomes a name, a JSON Schema and a checked call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What task templates with a user have in common: who is on the line, what the agent says, what the user must hear.
-
-Owns: params, calls and expectations of a talk. Never touches: how a user answers (`scripted_user.py`).
-"""
+"""What task templates with a user have in common: who is on the line, what the agent says, what the user must hear."""
 
 from __future__ import annotations
 

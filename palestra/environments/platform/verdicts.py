@@ -1,7 +1,4 @@
-"""Whether a task was solved: the expected changes were made, no others, and the answer is right.
-
-Owns: verdicts, also for each app of a world. Never touches: the state that it checks.
-"""
+"""Whether a task was solved: the expected changes were made, no others, and the answer is right."""
 
 from __future__ import annotations
 

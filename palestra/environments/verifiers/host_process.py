@@ -1,7 +1,4 @@
-"""The process that hosts an entry's environments of verifiers, and calls to it.
-
-Owns: starting it, calls and their answers, its end. Never touches: what is called.
-"""
+"""The process that hosts an entry's environments of verifiers, and calls to it."""
 
 from __future__ import annotations
 

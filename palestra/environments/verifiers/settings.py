@@ -1,7 +1,4 @@
-"""The `config` of an entry `verifiers:NAME`.
-
-Owns: its keys. Never touches: what the environment's own arguments mean.
-"""
+"""The `config` of an entry `verifiers:NAME`."""
 
 from __future__ import annotations
 

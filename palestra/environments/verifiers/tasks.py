@@ -1,7 +1,4 @@
-"""Tasks of an entry `verifiers:NAME`.
-
-Owns: which of them are held out. Never touches: the environment, which the host process has.
-"""
+"""Tasks of an entry `verifiers:NAME`."""
 
 from __future__ import annotations
 

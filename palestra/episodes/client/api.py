@@ -1,7 +1,4 @@
-"""The calls of the episode API as values: path, body, and type of the answer.
-
-Owns: paths, bodies, time limits. Never touches: sending.
-"""
+"""The calls of the episode API as values: path, body, and type of the answer."""
 
 from __future__ import annotations
 

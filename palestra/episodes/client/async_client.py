@@ -1,7 +1,4 @@
-"""The client of the episode API for coroutines: claim, play, end; and the trainer's side.
-
-Owns: the client's methods. Never touches: HTTP, how episodes are claimed (`claiming`), leases once they are held.
-"""
+"""The client of the episode API for coroutines: claim, play, end; and the trainer's side."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An episode as a player sees it.
-
-Owns: the player's view of a lease; end, failure, release. Never touches: claiming.
-"""
+"""An episode as a player sees it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Played groups pushed to their trainer over ZeroMQ, each committed at the server when it is acknowledged.
-
-Owns: the socket, what was acknowledged before. Never touches: the trainer's checkpoint, HTTP.
-"""
+"""Played groups pushed to their trainer over ZeroMQ, each committed at the server when it is acknowledged."""
 
 from __future__ import annotations
 

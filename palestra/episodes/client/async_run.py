@@ -1,7 +1,4 @@
-"""A run for its trainer: registering groups, reading played ones, publishing weights.
-
-Owns: batches of registrations, reading from a cursor. Never touches: the trainer's checkpoint, which keeps the cursor.
-"""
+"""A run for its trainer: registering groups, reading played ones, publishing weights."""
 
 from __future__ import annotations
 

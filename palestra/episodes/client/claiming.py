@@ -1,7 +1,4 @@
-"""Claims episodes: waits for some at the server, and gives back those of a claim that was cancelled.
-
-Owns: the requests of a claim, the pauses between them. Never touches: leases once they are held (`leases`), playing.
-"""
+"""Claims episodes: waits for some at the server, and gives back those of a claim that was cancelled."""
 
 from __future__ import annotations
 

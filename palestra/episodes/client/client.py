@@ -2,7 +2,6 @@
 
 Each class stands before its counterpart for coroutines (`async_client`, `async_run`, `async_listener`,
 `async_episode`), which does the work on the shared event loop, while the caller waits.
-Owns: this conversion. Never touches: HTTP, leases, the trainer's checkpoint.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 A lease of L seconds is due L / 3 after its last answer, so that two heartbeats may get lost. In one request with it go
 all that are due within the next sixth of their own time. Before a request is sent, its leases are due again soon, and
 an answer moves that to L / 3 from when it was sent: whatever breaks, the thread tries again.
-Owns: when to send, what is known about each lease. Never touches: what is played.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""One HTTP exchange with one server, on connections that stay open.
-
-Owns: connections, TLS, proxies, timeouts, the key. Never touches: the content of requests, retries.
-"""
+"""One HTTP exchange with one server, on connections that stay open."""
 
 from __future__ import annotations
 

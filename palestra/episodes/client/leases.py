@@ -1,7 +1,4 @@
-"""The leases of one client: renewed by heartbeats, ended or given back.
-
-Owns: the client's id, its requests about leases. Never touches: claiming, players.
-"""
+"""The leases of one client: renewed by heartbeats, ended or given back."""
 
 from __future__ import annotations
 

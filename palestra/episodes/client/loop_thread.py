@@ -2,7 +2,6 @@
 
 Not anyio's blocking portal: that is a context manager whose end waits for the work that still runs, so that a program
 which keeps one for its whole life does not end; and it does not know forks.
-Owns: the thread, its end, forks. Never touches: what runs there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""How one episode is played by a user's function.
-
-Owns: threads for players that are not coroutines, how their return value or exception becomes a result. Never touches:
-how many are played, and until when.
-"""
+"""How one episode is played by a user's function."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`play`: a user's function plays the episodes of a server.
-
-Owns: its event loop, signals. Never touches: claiming and counting, which the pool does.
-"""
+"""`play`: a user's function plays the episodes of a server."""
 
 from __future__ import annotations
 

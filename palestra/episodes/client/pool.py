@@ -1,7 +1,5 @@
 """A pool of players: many episodes at a time, until it is stopped. One task claims for all, so an idle pool costs one
 waiting request.
-
-Owns: how many are played at once, drain, counts. Never touches: what a player does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Results of players, checked before they are sent.
-
-Owns: what counts as a result. Never touches: the wire.
-"""
+"""Results of players, checked before they are sent."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Calls that are repeated until they are answered; every call of this API may be sent twice.
-
-Owns: back-off, reading answers, what a refusal says. Never touches: sockets, leases.
-"""
+"""Calls that are repeated until they are answered; every call of this API may be sent twice."""
 
 from __future__ import annotations
 

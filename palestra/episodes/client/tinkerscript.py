@@ -1,7 +1,4 @@
-"""A client with the names of AgentJet's, for scripts that were written for it.
-
-Owns: the TinkerScript endpoints as calls. Never touches: leases and heartbeats; `EpisodeClient` has them.
-"""
+"""A client with the names of AgentJet's, for scripts that were written for it."""
 
 from __future__ import annotations
 

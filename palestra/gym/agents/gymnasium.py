@@ -1,7 +1,4 @@
-"""The agent for worlds with reset and step: model and world take turns, and rewards are summed.
-
-Owns: the loop over steps, closing the world. Never touches: what a step does.
-"""
+"""The agent for worlds with reset and step: model and world take turns, and rewards are summed."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The service has one route, `POST {agent_base_url}/v1/responses`. A function call that it leaves unanswered is run here,
 and its result is in the next request's input; calls that it answered itself stay as they are.
-
-Owns: calling the service, turning every failure into a row. Never touches: the loop itself (`simple.play`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The simple agent: a model calls tools until it answers without one, exactly as in NeMo Gym.
-
-Owns: the loop, which cookies are sent where. Never touches: models, worlds.
-"""
+"""The simple agent: a model calls tools until it answers without one, exactly as in NeMo Gym."""
 
 from __future__ import annotations
 

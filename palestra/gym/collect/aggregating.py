@@ -1,8 +1,4 @@
-"""Metrics of a collection's results, computed by the agents that played them.
-
-Owns: requests to agents, the fields they need, counts of failed attempts by class, the metrics file. Never touches: the
-formulas, what is retried.
-"""
+"""Metrics of a collection's results, computed by the agents that played them."""
 
 from __future__ import annotations
 

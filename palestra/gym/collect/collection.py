@@ -1,7 +1,4 @@
-"""A collection: rows of a file, played concurrently, each result written as it arrives.
-
-Owns: the order of the steps. Never touches: how a row is played, the format of a line.
-"""
+"""A collection: rows of a file, played concurrently, each result written as it arrives."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Compares two collections of the same tasks: what got better or worse, and whether it is more than chance.
-
-Owns: matching tasks, the difference and its error. Never touches: servers.
-"""
+"""Compares two collections of the same tasks: what got better or worse, and whether it is more than chance."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Collects the datasets that a gym's files name into one file for each split.
-
-Owns: finding and checking them, their statistics, the collated files. Never touches: servers, how files are downloaded.
-"""
+"""Collects the datasets that a gym's files name into one file for each split."""
 
 from __future__ import annotations
 

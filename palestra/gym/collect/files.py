@@ -1,7 +1,4 @@
-"""The files of one collection, beside its output: inputs, results, failures.
-
-Owns: their names, appending whole lines, reading them back after a crash. Never touches: servers, what a row means.
-"""
+"""The files of one collection, beside its output: inputs, results, failures."""
 
 from __future__ import annotations
 

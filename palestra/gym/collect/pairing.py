@@ -1,7 +1,4 @@
-"""Pairs a collection's rows with their results.
-
-Owns: matching inputs and results by task and rollout. Never touches: servers, metrics.
-"""
+"""Pairs a collection's rows with their results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Plays one row through its agent; the outcome is a result or failures.
-
-Owns: the captured calls of model servers, what each attempt leaves. Never touches: what is tried again
-(`palestra.rollouts.gym.row_retries`), the files of a collection, the order of rows, the format of captures.
-"""
+"""Plays one row through its agent; the outcome is a result or failures."""
 
 from __future__ import annotations
 

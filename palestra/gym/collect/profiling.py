@@ -1,7 +1,4 @@
-"""A reward profile: how hard each task is, from a collection with repeats.
-
-Owns: its two files. Never touches: servers, the formulas.
-"""
+"""A reward profile: how hard each task is, from a collection with repeats."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Finds out what an earlier start of a collection has finished, and whether it was the same collection.
-
-Owns: reading results and failures back, the fingerprint. Never touches: servers.
-"""
+"""Finds out what an earlier start of a collection has finished, and whether it was the same collection."""
 
 from __future__ import annotations
 

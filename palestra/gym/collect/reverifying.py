@@ -1,7 +1,4 @@
-"""Grades stored rollouts again by the verifiers of a running gym, without a model.
-
-Owns: which rollouts, by which server, the new files. Never touches: agents, models.
-"""
+"""Grades stored rollouts again by the verifiers of a running gym, without a model."""
 
 from __future__ import annotations
 

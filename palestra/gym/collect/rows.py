@@ -1,8 +1,4 @@
-"""Expands the rows of a data file to what is played: an agent, indices, repeats. The same input gives the same rows.
-
-Owns: reading and checking rows, their expansion, prompts that are made from their fields. Never touches: servers,
-results.
-"""
+"""Expands the rows of a data file to what is played: an agent, indices, repeats. The same input gives the same rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """`_inherit_from`, `_copy` and `_delete_key`: parts of a config that are taken from elsewhere in it.
 
-Owns: what the directives mean. Never touches: files, interpolation.
-
 A part that is taken may itself take from elsewhere, in any order; NeMo Gym resolves such chains only partly.
 """
 

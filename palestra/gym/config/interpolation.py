@@ -1,7 +1,4 @@
-"""Fills in `${a.b}`, `${oc.env:NAME,default}` and the like, with OmegaConf.
-
-Owns: resolving a whole tree, reporting all failures at once. Never touches: merging, files.
-"""
+"""Fills in `${a.b}`, `${oc.env:NAME,default}` and the like, with OmegaConf."""
 
 from __future__ import annotations
 

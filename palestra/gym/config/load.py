@@ -1,7 +1,4 @@
-"""Loads a gym that can be started from files and the command line.
-
-Owns: the order of the steps, hosts and ports. Never touches: processes.
-"""
+"""Loads a gym that can be started from files and the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Merges mappings by OmegaConf's rules, on plain mappings.
-
-Owns: the deep merge and what `???` means in it. Never touches: files, interpolation.
-"""
+"""Merges mappings by OmegaConf's rules, on plain mappings."""
 
 from __future__ import annotations
 

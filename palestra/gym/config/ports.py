@@ -1,7 +1,5 @@
 """The ports of a gym, bound from the moment they are chosen, so that no other process can take them.
 
-Owns: choosing, binding, the listening sockets. Never touches: who answers on them.
-
 The sockets listen from the start and are passed to the servers. While a server is restarted, callers wait in the queue
 of its socket instead of being refused.
 """

@@ -1,8 +1,4 @@
-"""Which entries of a config are servers, and whether each is valid.
-
-Owns: the three-level structure, the fields that all servers share, references between servers, entries of `datasets`.
-Never touches: ports, code, the files that datasets name.
-"""
+"""Which entries of a config are servers, and whether each is valid."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The settings beside the servers: NeMo Gym's top-level keys, and our own below `gym`.
-
-Owns: their names and allowed values. Never touches: servers.
-"""
+"""The settings beside the servers: NeMo Gym's top-level keys, and our own below `gym`."""
 
 from __future__ import annotations
 

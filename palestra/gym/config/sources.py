@@ -1,7 +1,4 @@
-"""The sources of a gym's config: files with their includes, env.yaml, given values, the command line.
-
-Owns: reading, the order of precedence, where each value was set. Never touches: what the keys mean.
-"""
+"""The sources of a gym's config: files with their includes, env.yaml, given values, the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """A config as text: for people, with keys, tokens and passwords masked wherever they occur; and as it is, for the head
 server's answers and for servers of NeMo Gym, as YAML that OmegaConf reads.
-
-Owns: which settings are secret, writing and reading both texts. Never touches: where a text goes.
 """
 
 from __future__ import annotations

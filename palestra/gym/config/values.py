@@ -1,7 +1,4 @@
-"""Parses overrides from the command line, in Hydra's grammar: `k=v`, `+k=v`, `++k=v`, `~k`, and the forms of `v`.
-
-Owns: the grammar. Never touches: what a key means, whether it exists.
-"""
+"""Parses overrides from the command line, in Hydra's grammar: `k=v`, `+k=v`, `++k=v`, `~k`, and the forms of `v`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The process that searches for the regular expressions of rows: some never finish, so they run in a child process.
-
-Owns: the last match of each. Never touches: time; the parent ends it.
-"""
+"""The process that searches for the regular expressions of rows: some never finish, so they run in a child process."""
 
 from __future__ import annotations
 

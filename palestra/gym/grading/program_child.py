@@ -1,7 +1,6 @@
 """The process that runs an untrusted Python program on inputs, in the sandbox.
 
-Owns: feeding inputs, calling a function, what was printed or returned. Never touches: expected outputs; they are not
-sent here, so that a program cannot know them. It imports the standard library only.
+It imports the standard library only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Runs programs that models wrote.
-
-Owns: the interface for programs, the one that needs only Linux, the one that uses any sandbox backend, finding them by
-name. Never touches: whether the outcome is right.
-"""
+"""Runs programs that models wrote."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The answer to `/aggregate_metrics`: statistics per task and over all rollouts.
-
-Owns: which fields count as numbers, statistics about them, grouping by task, the format of the answer, where a server's
-own metrics go. Never touches: HTTP, files.
-"""
+"""The answer to `/aggregate_metrics`: statistics per task and over all rollouts."""
 
 from __future__ import annotations
 

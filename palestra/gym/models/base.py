@@ -1,7 +1,4 @@
-"""The base of every model server: the three APIs, plain and streamed, on top of `respond` and `complete`.
-
-Owns: routes, the conversion of each body, capturing calls. Never touches: endpoints.
-"""
+"""The base of every model server: the three APIs, plain and streamed, on top of `respond` and `complete`."""
 
 from __future__ import annotations
 

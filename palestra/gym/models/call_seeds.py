@@ -1,7 +1,5 @@
 """Derives a seed for each model call of a rollout from one for the whole rollout.
 
-Owns: making them, counting calls. Never touches: requests.
-
 With one seed for all its calls, every turn would be sampled with the same random numbers: the result would not be a
 sample of the policy any more, and an agent that asks the same question again would get the same answer for ever.
 """

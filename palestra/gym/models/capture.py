@@ -1,8 +1,4 @@
-"""Captures requests and answers of model servers by rollout: one file of exchanges, one of token ids.
-
-Owns: the files, that a line is on disk before its answer is sent, reading them in spite of damage. Never touches: what
-a collection makes of them (`capture_records.py`, `prefix_merge.py`).
-"""
+"""Captures requests and answers of model servers by rollout: one file of exchanges, one of token ids."""
 
 from __future__ import annotations
 

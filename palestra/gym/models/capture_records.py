@@ -1,7 +1,4 @@
-"""Fields that a collection adds to a row from its captured calls.
-
-Owns: the record of a call, sums over calls, `ng_model_call_capture`, `ng_trajectory`. Never touches: files.
-"""
+"""Fields that a collection adds to a row from its captured calls."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Converts a Responses request to a chat request, and a chat answer to a response.
-
-Owns: fields with different names, reasoning in think tags, ids on the last item, usage. Never touches: items and tools
-(`palestra.chat.responses_input`, `responses_output`), settings of a server, the network.
-"""
+"""Converts a Responses request to a chat request, and a chat answer to a response."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Converts Anthropic's Messages to Responses, and back.
-
-Owns: NeMo Gym's rules for both directions. Never touches: the network, chat completions.
-"""
+"""Converts Anthropic's Messages to Responses, and back."""
 
 from __future__ import annotations
 

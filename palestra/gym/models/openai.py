@@ -1,7 +1,4 @@
-"""`openai_model`: an endpoint that has the Responses API itself; requests and answers pass through.
-
-Owns: its settings' effects. Never touches: conversions.
-"""
+"""`openai_model`: an endpoint that has the Responses API itself; requests and answers pass through."""
 
 from __future__ import annotations
 

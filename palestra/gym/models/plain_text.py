@@ -1,8 +1,4 @@
-"""Chats by an endpoint's text completions: one prompt as it is, for base models, or a template rendered here.
-
-Owns: which chats are one prompt, the fields of the request, the answer as a chat completion. Never touches: the
-network.
-"""
+"""Chats by an endpoint's text completions: one prompt as it is, for base models, or a template rendered here."""
 
 from __future__ import annotations
 

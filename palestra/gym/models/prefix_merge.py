@@ -1,7 +1,5 @@
 """Rebuilds the token ids of a rollout whose agent lost them: joins the captured calls by their prefixes.
 
-Owns: which call continues which, retries, what is delivered and why not. Never touches: files, rewards.
-
 A call's parent is the earlier one with the most ids, prompt and generation, that its own prompt begins with. Calls with
 the same prompt are attempts at one answer: the one that was continued counts.
 

@@ -1,7 +1,4 @@
-"""Checks bodies of the Responses API by their keys; and adapts those that streaming harnesses send.
-
-Owns: which fields there are, what is refused and with which text. Never touches: what a field means to a model.
-"""
+"""Checks bodies of the Responses API by their keys; and adapts those that streaming harnesses send."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Settings of a model server in a gym's files.
-
-Owns: the settings of both implementations, their defaults, and errors that name the nearest one. Never touches: files,
-what a setting does.
-"""
+"""Settings of a model server in a gym's files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sends complete answers as server-sent events: computed first, then replayed.
-
-Owns: the events of the three APIs, in the order that their SDKs expect. Never touches: how an answer was made.
-"""
+"""Sends complete answers as server-sent events: computed first, then replayed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Finds token ids and logprobs in a chat answer, wherever an endpoint puts them.
-
-Owns: the three places, and that they agree. Never touches: the network, to which call a prompt belongs.
-"""
+"""Finds token ids and logprobs in a chat answer, wherever an endpoint puts them."""
 
 from __future__ import annotations
 

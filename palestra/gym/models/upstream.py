@@ -8,7 +8,6 @@ a status        those in BUSY as often as allowed, 500 three times, others once;
 a time limit    never tried again: the replica may still be computing
 
 A replica that gave no connection, no answer in time or a status in AWAY is not used for DOWN_S seconds.
-Owns: connections, affinity and fail-over, retries and their limits, time limits. Never touches: the content of a call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`vllm_model`: Responses on top of an endpoint's chat completions, with the token ids that training needs.
-
-Owns: what its settings do to a request and an answer. Never touches: connections, the rules of conversion.
-"""
+"""`vllm_model`: Responses on top of an endpoint's chat completions, with the token ids that training needs."""
 
 from __future__ import annotations
 

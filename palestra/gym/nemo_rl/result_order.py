@@ -1,7 +1,4 @@
-"""Prepares rows for a stream of results, and puts results back into the order of their rows.
-
-Owns: the checks that no result is missing, duplicated or in the wrong group. Never touches: playing.
-"""
+"""Prepares rows for a stream of results, and puts results back into the order of their rows."""
 
 from __future__ import annotations
 

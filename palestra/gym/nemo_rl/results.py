@@ -1,7 +1,4 @@
-"""Results of a gym as NeMo RL reads them: a log of messages with token ids.
-
-Owns: how a result becomes messages, and the replacement for a row without any. Never touches: servers, the order.
-"""
+"""Results of a gym as NeMo RL reads them: a log of messages with token ids."""
 
 from __future__ import annotations
 

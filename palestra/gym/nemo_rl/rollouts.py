@@ -1,7 +1,6 @@
 """A gym that NeMo RL drives: it takes rows and streams their logs of messages with token ids as they finish.
 
-Owns: the gym's servers, the stream of results, the counts. Never touches: how a row is played, how a result becomes
-messages. `ray_actor.py` makes it a Ray actor.
+`ray_actor.py` makes it a Ray actor.
 
     gym = NemoRlGym({"model_name": "policy", "base_urls": ["http://127.0.0.1:8000/v1"], ...})
     async for index, result, timing in gym.run_rollouts(rows, "timing"):

@@ -1,7 +1,5 @@
 """A config of NeMo RL's as one of `palestra train`.
 
-Owns: which key becomes which, and the names of those that have no counterpart. Never touches: training, servers.
-
 A key is translated, or it is named: with what is lost by it, or as one that is not needed here. Keys that are off are
 left out.
 """

@@ -1,7 +1,4 @@
-"""Reads a config of NeMo RL's: the files that it builds on, and what stands in `${…}`.
-
-Owns: inheritance, interpolation. Never touches: what the keys mean.
-"""
+"""Reads a config of NeMo RL's: the files that it builds on, and what stands in `${…}`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Names of NeMo RL's configs for the translation: metrics, and keys that are not needed here.
-
-Owns: the tables. Never touches: values.
-"""
+"""Names of NeMo RL's configs for the translation: metrics, and keys that are not needed here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The config that NeMo RL gives to a gym.
-
-Owns: its keys, and which of them are refused. Never touches: servers.
-"""
+"""The config that NeMo RL gives to a gym."""
 
 from __future__ import annotations
 

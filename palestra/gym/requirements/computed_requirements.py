@@ -1,8 +1,4 @@
-"""Requirements that only a project's build backend knows: its own code, such as a setup.py, computes them.
-
-Owns: where that code runs: in a sandbox without a network, or as the user if that is allowed. Never touches:
-installing.
-"""
+"""Requirements that only a project's build backend knows: its own code, such as a setup.py, computes them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the folder of a server requires, as pip and uv read it.
-
-Owns: reading requirements.txt and pyproject.toml, leaving out NeMo Gym itself. Never touches: installing, running code
-of the folder.
-"""
+"""What the folder of a server requires, as pip and uv read it."""
 
 from __future__ import annotations
 

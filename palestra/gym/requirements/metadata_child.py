@@ -1,8 +1,4 @@
-"""Asks a project's build backend what the project requires: `python metadata_child.py PROJECT BACKEND [FOLDER …]`.
-
-Owns: the call of PEP 517, which runs code of the project. Never touches: anything of ours; it runs in another Python,
-with the standard library only.
-"""
+"""Asks a project's build backend what the project requires: `python metadata_child.py PROJECT BACKEND [FOLDER …]`."""
 
 from __future__ import annotations
 

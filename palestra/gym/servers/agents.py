@@ -1,8 +1,4 @@
-"""Agent servers: they play a row and return the judged rollout.
-
-Owns: the routes, time limits, to which rollout a model call belongs. Never touches: how an agent plays
-(`palestra.gym.agents`).
-"""
+"""Agent servers: they play a row and return the judged rollout."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The base of every server of a gym: a name, settings, and answers to calls.
-
-Owns: the interface between transports (HTTP, in process) and kinds (model, agent, resources), the answer to
-`/aggregate_metrics`. Never touches: sockets, the metrics (`palestra.gym.metrics`).
-"""
+"""The base of every server of a gym: a name, settings, and answers to calls."""
 
 from __future__ import annotations
 

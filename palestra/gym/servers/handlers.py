@@ -2,8 +2,7 @@
 
     async def verify(self, response: dict[str, Any], expected_answer: str) -> float: ...
 
-Owns: reading signatures, JSON Schema, checking a body against it, the error for a wrong one (FastAPI's 422). Never
-touches: what the methods do. Two names are special: `session` is the caller's, `row` the whole body.
+Two names are special: `session` is the caller's, `row` the whole body.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""A resources server's tools at `/mcp`, for agents that use MCP.
-
-Owns: the token that says in which session a client plays, names with MCP's prefix. Never touches: the protocol
-(`palestra.net.mcp`), what the tools do.
-"""
+"""A resources server's tools at `/mcp`, for agents that use MCP."""
 
 from __future__ import annotations
 

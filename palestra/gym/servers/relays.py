@@ -1,7 +1,4 @@
-"""Environment servers that pass everything on to one agent: NeMo Gym's `legacy_agent`.
-
-Owns: the way there and back. Never touches: rows, answers.
-"""
+"""Environment servers that pass everything on to one agent: NeMo Gym's `legacy_agent`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Reading and joining Responses objects, as plain mappings.
-
-Owns: texts, calls, sums of usage, which request fields there are. Never touches: models, HTTP.
-"""
+"""Reading and joining Responses objects, as plain mappings."""
 
 from __future__ import annotations
 

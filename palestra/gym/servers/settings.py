@@ -1,7 +1,4 @@
-"""A server's settings as a record.
-
-Owns: checking them, the form of a reference to another server. Never touches: files.
-"""
+"""A server's settings as a record."""
 
 from __future__ import annotations
 

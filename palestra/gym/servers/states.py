@@ -1,7 +1,4 @@
-"""The states of a resources server's sessions, limited in number and age.
-
-Owns: storing, expiry, dropping. Never touches: the content of a state.
-"""
+"""The states of a resources server's sessions, limited in number and age."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Results of `verify`, and the rows made from them.
-
-Owns: rewards and their components, the row of a failed judge. Never touches: how a reward is computed.
-"""
+"""Results of `verify`, and the rows made from them."""
 
 from __future__ import annotations
 

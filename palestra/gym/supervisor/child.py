@@ -1,7 +1,4 @@
-"""How a gym's processes are started on this machine, and what of their output is shown and kept.
-
-Owns: the interface of a host for them (another one is `ray_nodes.py`), log files. Never touches: health, restarts.
-"""
+"""How a gym's processes are started on this machine, and what of their output is shown and kept."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The processes of a gym: one for the shared servers, and one for each of the others.
-
-Owns: command, environment and sockets of each process. Never touches: starting it.
-"""
+"""The processes of a gym: one for the shared servers, and one for each of the others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Checks whether servers and model endpoints answer, under the right name: one small GET with a time limit.
-
-Owns: the requests, waiting for the endpoints in the settings, the error if there is no answer. Never touches: restarts,
-what endpoints serve.
-"""
+"""Checks whether servers and model endpoints answer, under the right name: one small GET with a time limit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Keeps one process of a gym running: starts it, watches its health, restarts it.
 
-Owns: a process across its restarts. Never touches: the other processes. Unlike the server's workers and vLLM's servers,
-which are awaited for ever, it is given up after a few failures in a row: code or settings of a folder may be wrong.
+Unlike the server's workers and vLLM's servers, which are awaited for ever, it is given up after a few failures in a
+row: code or settings of a folder may be wrong.
 """
 
 from __future__ import annotations

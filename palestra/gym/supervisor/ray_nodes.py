@@ -1,7 +1,5 @@
 """Processes of a gym on the nodes of a Ray cluster. Callers reach them at the addresses of the config all the same.
 
-Owns: which node a process goes to, following it from node to node. Never touches: health, restarts.
-
 Server folders and Palestra itself must be at the same path on every node. When a node is lost, its processes are
 started on another one; the addresses stay those of this machine, which forwards connections (`relay.py`).
 """

@@ -1,7 +1,5 @@
 """One address for a server that moves: connections are forwarded to where the server is now.
 
-Owns: the bytes of those connections. Never touches: HTTP.
-
 While the server runs nowhere, callers wait, as for a slow server.
 """
 

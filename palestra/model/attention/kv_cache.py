@@ -3,7 +3,6 @@
 A page holds `page_size` positions of one sequence, or of many that share the prefix. Decoding rows that share a
 prefix (the samples of one prompt) read it once, as one product for the whole group; what is their own is read per
 row. Rows are gathered into blocks of similar shape, so a step is a handful of batched products whatever the mix.
-Owns: the cache tensors, paged attention. Never touches: which page belongs to whom.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Attention by kernels over tiles of queries: for half precision on a GPU, in training and in sampling.
-
-Owns: cutting sequences into tiles, page tables. Never touches: the kernels themselves, which page belongs to whom.
-"""
+"""Attention by kernels over tiles of queries: for half precision on a GPU, in training and in sampling."""
 
 from __future__ import annotations
 

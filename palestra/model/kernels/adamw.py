@@ -1,7 +1,4 @@
-"""AdamW on rows of many adapters in one launch, each with settings of its own.
-
-Owns: the kernel and its launch. Never touches: whose rows they are, whether a step is allowed.
-"""
+"""AdamW on rows of many adapters in one launch, each with settings of its own."""
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 from __future__ import annotations

@@ -6,7 +6,6 @@ in the same order, whatever tile it is in: its result has the same bits in train
 Sums over keys are products with ones, because the order of `tl.sum` depends on the tile.
 Where values are the first part of the keys (latent attention), a key is read once for both; what it has beyond that is
 called its tail.
-Owns: the kernels, their launch and gradient. Never touches: who plans tiles, where pages come from.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false

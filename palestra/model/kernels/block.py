@@ -1,7 +1,6 @@
 """The elementwise pieces of a decoder block: residual + RMSNorm, per-head norm + rotary positions, SwiGLU.
 
 Each is one launch forward and one backward. A program computes whole rows (or heads), so that its sums have one order.
-Owns: these kernels and their gradients. Never touches: products, attention.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

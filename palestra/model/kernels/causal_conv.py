@@ -1,7 +1,6 @@
 """The causal convolution before a recurrence, with silu: over packed rows, and on from the inputs that a state holds.
 
 Each number is a sum of a few products in one order, so a row's bits depend on its own sequence alone.
-Owns: the kernels, their launch and gradient. Never touches: where states are kept.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false

@@ -4,8 +4,7 @@ A program has one head of one sequence (and some of its value dimensions), in ti
 alone: a row's bits do not depend on what is computed beside it, nor on where a sequence was cut. Everything is float32;
 products are three passes of tf32 (`tf32x3`), which keeps float32's accuracy on tensor cores. Chunks take two launches:
 what they need before any state is known, all at once, then each sequence's chunks in order. The gradient keeps the
-states between chunks and computes the rest again; it has no atomics. Owns: the kernels, their launch and gradient.
-Never touches: where states are kept.
+states between chunks and computes the rest again; it has no atomics.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

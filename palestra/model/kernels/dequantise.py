@@ -1,7 +1,6 @@
 """Weights in 8 or 4 bits written out in the model's type: one launch, one lookup per code.
 
 Codes are looked up in a table whatever their form, since few GPUs convert 8-bit floats by themselves.
-Owns: this kernel. Never touches: how codes were chosen, products.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

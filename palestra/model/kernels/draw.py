@@ -3,7 +3,7 @@
 `draw_tokens` finds the token at which the cumulative probability passes a number, in vocabulary order: blocks of the
 vocabulary are summed apart, then the block is found, then the token inside it. `nucleus` finds the threshold of top-p
 without sorting: a program bisects the order of float32 numbers, since the mass at or above a number only falls as the
-number rises. A row's result depends on that row alone. Owns: these kernels. Never touches: penalties, masks.
+number rises. A row's result depends on that row alone.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

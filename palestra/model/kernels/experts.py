@@ -5,7 +5,6 @@ product; `grouped_shrink` is such rows times the A of their adapter and expert; 
 experts returned. A tile has pairs of one expert and of any adapters: it computes each adapter's part of all its pairs,
 and every pair takes its own. Terms are added in the order of the inner dimension whatever the tile, so a pair's bits do
 not depend on the others.
-Owns: these kernels. Never touches: how pairs are sorted, where adapters come from, gradients.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false

@@ -1,7 +1,6 @@
 """RMSNorm and silu of a gate on what a recurrence returns: a delta net's norm is first, Mamba's gate is.
 
-A program computes whole heads (or groups of them), so that its sums have one order. Owns: the kernels and their
-gradients.
+A program computes whole heads (or groups of them), so that its sums have one order.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

@@ -1,7 +1,7 @@
 """Log-probabilities and entropies of logits, and the gradient of logits, in one pass each.
 
 A program reads a row of logits once, in blocks of the vocabulary from left to right: one order of adding, whatever
-rows stand beside it. Owns: these kernels. Never touches: the unembedding's product.
+rows stand beside it.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

@@ -3,7 +3,6 @@
 `shrink` is rows times a matrix of rank rows (x A^T, dy B^T), `expand` adds rank columns times such a matrix to rows
 (y += t B, dx += dt A), `outer` sums rank columns times rows over an adapter's rows (the gradients). A tile finds its
 adapter's matrices by address, so ranks and layouts mix in one launch, and rows of the base model are in no tile.
-Owns: the kernels and the tiles. Never touches: where adapters come from, autograd.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

@@ -7,8 +7,6 @@ within an expert, and cut into tiles, each of one expert:
     places [rows, k]     where each pair stands when they are sorted; -1: of a row that visits nobody
     order [pairs]        which pair stands there
     tiles [tiles, 3]     expert (-1: nothing to do), first place, pairs
-
-Owns: these kernels. Never touches: the experts' products, gradients.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false

@@ -3,8 +3,7 @@
 As with the delta rule, a program has one head of one sequence (and some of its dimensions), in tiles whose shape
 depends on the model alone: a row's bits do not depend on what is computed beside it, nor on where a sequence was cut.
 Everything is float32. The gradient keeps the states between chunks and computes the rest again; it has no atomics:
-heads that share B and C are summed by one program, in order. Owns: the kernels, their launch and gradient.
-Never touches: where states are kept.
+heads that share B and C are summed by one program, in order.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

@@ -1,7 +1,4 @@
-"""Fields of a config.json, read with their defaults; what is missing or odd is named with its file.
-
-Owns: looking a field up. Never touches: what the fields mean to a family.
-"""
+"""Fields of a config.json, read with their defaults; what is missing or odd is named with its file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The table of supported families: from the architecture's name to the mechanisms its layers combine.
-
-Owns: what each transformers class computes and what it assumes of fields that config.json leaves out. Never touches:
-files, weights.
-"""
+"""The table of supported families: from the architecture's name to the mechanisms its layers combine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""From a family's config.json to its layers: which mechanisms each of them combines.
-
-Owns: one function per family. Never touches: defaults of absent fields, files, weights.
-"""
+"""From a family's config.json to its layers: which mechanisms each of them combines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What one layer of a model is: records that a family's entry combines.
-
-Owns: the shapes and options of each mechanism. Never touches: config files, weights, tensors.
-"""
+"""What one layer of a model is: records that a family's entry combines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What `palestra model info` shows: facts about a folder, and estimates that follow from them.
-
-Owns: reading headers and sizes. Never touches: the weights themselves.
-"""
+"""What `palestra model info` shows: facts about a folder, and estimates that follow from them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Weights that a checkpoint keeps in 4 or 8 bits, and the plain tensors they stand for.
-
-Owns: which tensors belong together, their shapes, the arithmetic. Never touches: files, what the weights are for.
-"""
+"""Weights that a checkpoint keeps in 4 or 8 bits, and the plain tensors they stand for."""
 
 from __future__ import annotations
 

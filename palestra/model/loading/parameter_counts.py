@@ -1,7 +1,4 @@
-"""How many parameters a model has, by its spec alone.
-
-Owns: the sums. Never touches: files, weights.
-"""
+"""How many parameters a model has, by its spec alone."""
 
 from __future__ import annotations
 

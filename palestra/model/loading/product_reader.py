@@ -1,7 +1,4 @@
-"""The weights of a decoder's products, read as they are kept: in the model's type, or in 8 or 4 bits.
-
-Owns: joining projections, quantising them one by one. Never touches: names of families, where weights are used.
-"""
+"""The weights of a decoder's products, read as they are kept: in the model's type, or in 8 or 4 bits."""
 
 from __future__ import annotations
 

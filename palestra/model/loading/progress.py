@@ -1,7 +1,4 @@
-"""How far the loading of a model is: log lines with GB and GB/s.
-
-Owns: counting and logging. Never touches: files.
-"""
+"""How far the loading of a model is: log lines with GB and GB/s."""
 
 from __future__ import annotations
 

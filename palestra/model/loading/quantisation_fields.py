@@ -1,7 +1,4 @@
-"""What config.json says of weights that its files keep in 8 or 4 bits, and which of that can be read.
-
-Owns: refusing the rest by name. Never touches: files of weights.
-"""
+"""What config.json says of weights that its files keep in 8 or 4 bits, and which of that can be read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Weights that were quantised before, kept on disk: the next start reads them instead of the whole model.
 
 Each product has a file of its own with a checksum; one that is missing or damaged is made again.
-Owns: where they lie, what they belong to. Never touches: quantising.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The rotary positions that a config.json asks for.
-
-Owns: the spellings of these fields. Never touches: what the frequencies are.
-"""
+"""The rotary positions that a config.json asks for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The rows of a product's weight that one of several processes holds.
-
-Owns: who has which rows. Never touches: files, how weights come together again.
-"""
+"""The rows of a product's weight that one of several processes holds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """One safetensors file, read straight into the memory where its tensors will stay.
 
-Mapped into memory, a file would count beside what is made of it, and come in small pieces. Owns: the layout of one
-file, reading it fast. Never touches: several files, what tensors mean.
+Mapped into memory, a file would count beside what is made of it, and come in small pieces.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a model is: its shape and its layers, read from a Hugging Face `config.json`.
-
-Owns: reading the file. Never touches: weights, tensors; which mechanisms a family has is said in `families`.
-"""
+"""What a model is: its shape and its layers, read from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 Heads and the width inside of feed-forward networks, or of each expert, are divided: projections into them have a part
 of their rows at each rank, and projections out of them the same part of their columns.
-
-Owns: which models can be divided, and the shape of a part. Never touches: weights, how ranks talk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The vision tower of a model: its shape, read from `config.json`, and how pictures are prepared for it.
-
-Owns: reading `vision_config` and `preprocessor_config.json`. Never touches: weights, tensors.
-"""
+"""The vision tower of a model: its shape, read from `config.json`, and how pictures are prepared for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The weights of a vision tower, in their type: never quantised, never trained.
-
-Owns: names and shapes in the files. Never touches: compute.
-"""
+"""The weights of a vision tower, in their type: never quantised, never trained."""
 
 from __future__ import annotations
 

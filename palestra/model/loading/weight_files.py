@@ -1,7 +1,4 @@
-"""Safetensors files of a model folder as one mapping of names.
-
-Owns: shards, their index, and what can be wrong with them. Never touches: what the names mean.
-"""
+"""Safetensors files of a model folder as one mapping of names."""
 
 from __future__ import annotations
 

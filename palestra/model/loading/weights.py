@@ -1,7 +1,4 @@
-"""A decoder's weights, laid out for its products.
-
-Owns: names, shapes, fusing of projections. Never touches: compute, how files are read.
-"""
+"""A decoder's weights, laid out for its products."""
 
 from __future__ import annotations
 

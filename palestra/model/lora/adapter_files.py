@@ -1,8 +1,6 @@
 """Adapters on disk: folders in PEFT's form, in and out.
 
 A folder appears whole or not at all.
-
-Owns: the format. Never touches: checkpoint names, who may read them.
 """
 
 from __future__ import annotations

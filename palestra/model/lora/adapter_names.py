@@ -2,7 +2,6 @@
 
 Where a checkpoint keeps several of our projections as rows of one matrix, Tinker's files (and ours, by default) have
 an A and a B for each. PEFT knows the one matrix only: there the A matrices are stacked, and B is block-diagonal.
-Owns: names, and the way between the two forms. Never touches: files, adapters.
 """
 
 from __future__ import annotations

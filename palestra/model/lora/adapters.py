@@ -2,7 +2,7 @@
 
 An adapter is one flat row. Rows of the same layout (rank, alpha, what is trained) are stacked, so that a batch of
 adapters is one batched product, a step is one pass over rows, and a copy is one memory copy. Stacks grow with the
-adapters in use. Owns: creation, snapshots, freeing. Never touches: batches, losses, files.
+adapters in use.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ to the longest: by at most half of the real rows, but for runs that are short an
 
 Where the runs are adjacent and of one length, rows are views; where their slots are consecutive, matrices are.
 Elsewhere they are picked by index. The plain code: for CPUs, and for float32.
-Owns: the buckets and their products. Never touches: the base weights.
 """
 
 from __future__ import annotations

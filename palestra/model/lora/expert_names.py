@@ -5,8 +5,6 @@ Tinker's (and ours, by default)    w1 (gate), w3 (up), w2 (down): A [n, rank, in
 PEFT's, of all experts             A [n * rank, in], the expert slowest; B [out, rank * n], the expert fastest. Gate and
                                    up are one parameter: written with twice the rank, also read with once
 PEFT's, of single experts          A [rank, in], B [out, rank]
-
-Owns: the way between them. Never touches: files, adapters.
 """
 
 from __future__ import annotations

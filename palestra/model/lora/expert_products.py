@@ -8,7 +8,6 @@ A row that visits k experts makes k pairs, and pairs are sorted by expert e (`Di
 In Tinker's layout gate and up have one A for all experts: x A^T is then computed of rows, before they are dispatched.
 And down has one B: it multiplies the weighted sum of a row's h A_e^T, once. In PEFT's layout every expert has its own A
 and B, and both are computed of pairs.
-Owns: what adapters add to a layer's experts, and its backward. Never touches: the base weights, routing.
 """
 
 from __future__ import annotations

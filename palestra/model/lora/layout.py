@@ -9,7 +9,6 @@ B       [n_b, rank, out]         of each part in turn, transposed: `matrices` sh
 n_a and n_b are 1 but in sites of experts, where each expert has its own A, its own B, or both.
 With tensor parallelism a rank computes with a part of the row (`LayoutPart`): where outputs are divided, it has its
 columns of B and all of A; where inputs are, its columns of A and all of B.
-Owns: sites, offsets, names, and which numbers are a rank's. Never touches: the numbers, products, how ranks talk.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 Of packed rows x [rows, in], y = x W^T + b + scale * (x A^T) B^T, with A and B of each row's own adapter; a plan says
 which one that is. What adapters add is computed in buckets of similar runs (`buckets`), or by kernels over tiles of
 rows on a GPU (`tiles`). Rows of the base model cost nothing.
-Owns: forward and backward of a LoRA linear. Never touches: where adapters come from.
 """
 
 from __future__ import annotations

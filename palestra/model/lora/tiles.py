@@ -8,7 +8,6 @@ Runs of rows with one adapter are cut into tiles, and of each tile the kernels r
 
 So ranks and layouts mix in one launch. For gradients, the runs of each adapter are cut into longer segments: a segment
 is summed at once, and an adapter's segments in order. Rows of adapters may move: then addresses are looked up again.
-Owns: which adapter a tile uses and where its numbers are. Never touches: the kernels themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Softmax attention of a layer: projections, heads, and the gate on what they return.
-
-Owns: what is around attention. Never touches: who sees whom, the KV cache.
-"""
+"""Softmax attention of a layer: projections, heads, and the gate on what they return."""
 
 from __future__ import annotations
 

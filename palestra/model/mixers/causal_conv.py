@@ -3,7 +3,6 @@
 y[t, c] = silu(bias[c] + sum over j < kernel of weight[j, c] x[t - (kernel - 1) + j, c]), with zeros or the kept state
 before a sequence. Packed rows are laid out with kernel - 1 rows of history before each sequence; then the sum over j is
 one of shifted copies of all rows, and what it mixes across sequences is in rows that are not read.
-Owns: this arithmetic. Never touches: where the last inputs are kept.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ rows       a: 150, b: 40, c: 70          chunks     a0 c0 b0 | a1 c1 | a2       
 
 Chunks lie on a grid of absolute positions, so a row's numbers do not depend on how a sequence was cut. In training
 only the states between chunks are kept: the backward pass computes a chunk again. States and sums are float32.
-Owns: the order of chunks, and what is kept for the gradient. Never touches: what a chunk computes, where states are
-kept.
 """
 
 from __future__ import annotations

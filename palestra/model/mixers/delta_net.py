@@ -1,7 +1,4 @@
-"""Gated delta net of a layer: projections, gates, and the norm on what the recurrence returns.
-
-Owns: what is around the recurrence. Never touches: states, where a sequence begins.
-"""
+"""Gated delta net of a layer: projections, gates, and the norm on what the recurrence returns."""
 
 from __future__ import annotations
 

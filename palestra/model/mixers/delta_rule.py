@@ -12,7 +12,6 @@ and D [64, 64] with e^(G_i - G_j) for j <= i and 0 elsewhere:
     Y = e^G Q S + (D * (Q K^T)) C       S <- e^G_last S + (e^(G_last - G) K)^T C
 
 The triangular solve is that of beta V and of beta e^G K, which need no state. Value heads share q and k of a key head.
-Owns: this arithmetic. Never touches: where states are kept.
 """
 
 from __future__ import annotations

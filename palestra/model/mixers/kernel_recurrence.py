@@ -1,7 +1,4 @@
-"""The recurrence over packed sequences by kernels: for half precision on a GPU.
-
-Owns: the tables that the kernels read, in sampling too. Never touches: the kernels themselves, whose a state is.
-"""
+"""The recurrence over packed sequences by kernels: for half precision on a GPU."""
 
 from __future__ import annotations
 

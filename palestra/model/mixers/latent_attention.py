@@ -6,8 +6,7 @@ A row is c [kv_rank], and beside it the rotated part r [rope_dim] of the keys, w
     (q, q_r) . (W c, r) = (W^T q, q_r) . (c, r)          W multiplies queries, [tokens, heads, kv_rank + rope_dim]
     sum of a_s U c_s    = U (sum of a_s c_s)             U multiplies what attention returns
 
-So all heads attend to the rows themselves, in training and in sampling alike. Owns: these products. Never touches: who
-sees whom, the KV cache.
+So all heads attend to the rows themselves, in training and in sampling alike.
 """
 
 from __future__ import annotations

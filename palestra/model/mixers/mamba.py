@@ -1,7 +1,4 @@
-"""Mamba-2 of a layer: projections, the time step, and the gate and norm on what the state space returns.
-
-Owns: what is around the recurrence. Never touches: states, where a sequence begins.
-"""
+"""Mamba-2 of a layer: projections, the time step, and the gate and norm on what the state space returns."""
 
 from __future__ import annotations
 

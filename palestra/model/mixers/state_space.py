@@ -9,7 +9,7 @@ position, S the state before it, and D [64, 64] with e^(G_i - G_j) for j <= i an
 
     Y = e^G C S + (D * (C B^T)) X       S <- e^G_last S + (e^(G_last - G) B)^T X
 
-Heads of a group share B and C. Owns: this arithmetic. Never touches: where states are kept.
+Heads of a group share B and C.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Mixture of experts of a layer: the router's choice, the experts, and the one that every token visits.
-
-Owns: what the layer returns, and which passes through the experts run where. Never touches: those passes
-(`plain_experts`, `tiled_experts`), how rows are sorted, what adapters add.
-"""
+"""Mixture of experts of a layer: the router's choice, the experts, and the one that every token visits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A dense network and experts side by side, each with norms of its own (Gemma 4).
 
-The experts and their router read the residual stream itself. Owns: these norms and the sum. Never touches: the norm on
-the sum, which is the layer's.
+The experts and their router read the residual stream itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Per-layer inputs: a small embedding of each token for every layer, which enters behind the layer's network (Gemma 4).
-
-Owns: making these inputs, and the end of a layer that takes one. Never touches: the layer's halves.
-"""
+"""Per-layer inputs: a small embedding of each token for every layer, which enters behind the layer's network (Gemma
+4)."""
 
 from __future__ import annotations
 

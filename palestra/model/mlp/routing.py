@@ -1,7 +1,7 @@
 """Which experts a token visits, and products over rows that are sorted by expert.
 
 Everything has one fixed order: rows keep theirs within an expert, and what the experts of a token return is summed in
-the order in which the router named them. Owns: choosing, sorting, grouped products. Never touches: LoRA, activations.
+the order in which the router named them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ With pairs sorted by expert, and ranks that adapters of the batch have at most,
 
 In PEFT's layout t is computed of pairs, and u B is inside of out. The sampler and the trainer take these launches
 alike, and a row's bits do not depend on the rows beside it. Gradients are the plain code's.
-Owns: this order. Never touches: the kernels, routing.
 """
 
 from __future__ import annotations

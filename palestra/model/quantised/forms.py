@@ -8,7 +8,6 @@ A weight is the level that its code names, times the scale of its group: in floa
 
 A scale is chosen so that the largest weight of its group is (nearly) the largest level; a code is that of the nearest
 level to weight / scale.
-Owns: levels, how codes and scales are chosen. Never touches: where weights are used, files.
 """
 
 from __future__ import annotations

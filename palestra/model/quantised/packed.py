@@ -2,7 +2,7 @@
 
 Before a product it is written out in the model's type, into memory that all weights of a model share. So the product is
 the one that plain weights have, for every number of rows, in sampler and trainer alike: what was promised of its bits
-holds. Owns: the packed weight and that memory. Never touches: products, files.
+holds.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ summed in the order of its micro-batches, then the strands are summed in pairs: 
 congruent modulo half as much, and so on. A process that has every strand congruent to r modulo n therefore ends with
 one node of the tree, and n such nodes make the rest. A strand without micro-batches is left out, never added as zeros:
 that could change the sign of a zero.
-
-Owns: the order of additions. Never touches: how a micro-batch's gradient is computed, how ranks exchange sums.
 """
 
 from __future__ import annotations

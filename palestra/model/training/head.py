@@ -5,7 +5,6 @@ log-probability (every loss but the sequence-level ones), the chunk's backward i
 otherwise they are made a second time. Rows that cannot have a gradient skip the backward altogether.
 Positions of several data may read one row (`Readers`): its log-probability is made once, and what their losses send
 back is summed in the order of the positions.
-Owns: the unembedding. Never touches: the trunk, requests.
 """
 
 from __future__ import annotations

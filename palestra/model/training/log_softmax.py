@@ -1,7 +1,4 @@
-"""Log-probabilities of a few rows of logits: the same numbers for the trainer's targets and the sampler's draws.
-
-Owns: log-softmax and its gradient. Never touches: how logits are made, losses.
-"""
+"""Log-probabilities of a few rows of logits: the same numbers for the trainer's targets and the sampler's draws."""
 
 from __future__ import annotations
 

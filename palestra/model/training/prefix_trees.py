@@ -9,7 +9,6 @@ data       a b c d          rows      0 1 2 3 4 5 6
 paths      0 1 2 3 | 0 1 2 4 5 | 0 1 6
 
 The plan of a request depends on its data alone, so that a pass that is repeated has the same bits.
-Owns: finding what is shared, and the plan of micro-batches. Never touches: the forward pass.
 """
 
 from __future__ import annotations

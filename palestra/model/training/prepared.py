@@ -1,7 +1,4 @@
-"""Data as they are trained on: checked, and as arrays.
-
-Owns: validation of data. Never touches: how they are packed, the forward pass.
-"""
+"""Data as they are trained on: checked, and as arrays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Forward and backward over packed micro-batches of many adapters.
-
-Owns: the pass through decoder and loss, accumulating gradients. Never touches: requests, tenants' names, files.
-"""
+"""Forward and backward over packed micro-batches of many adapters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Features of pictures, computed once and kept by the pictures' digests while there is room.
 
 A sampler's prompts, the samples of a group and the training pass behind them read the same rows. Whatever was dropped
-is computed again, to the same bits. Owns: which features are kept. Never touches: sequences.
+is computed again, to the same bits.
 """
 
 from __future__ import annotations

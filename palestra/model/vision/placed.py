@@ -2,7 +2,6 @@
 
 A picture's row has an id below 0 where text has a token: made of the picture's digest and the row's number, so that
 whatever compares tokens (shared prefixes, pages of the cache) finds equal pictures and only these.
-Owns: this arithmetic. Never touches: the tower, the decoder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The vision tower of Qwen3-VL and Qwen3.5: from the pixels of a picture to rows of the text model's residual stream.
 
 It is frozen and runs on one picture at a time, so that a picture's features depend on nothing else.
-Owns: this computation. Never touches: the text model, which pictures are wanted.
 """
 
 from __future__ import annotations

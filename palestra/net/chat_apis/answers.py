@@ -1,7 +1,4 @@
-"""Answers to chat calls, whole or in pieces, and what an API has to say about them.
-
-Owns: the records, putting pieces together. Never touches: connections.
-"""
+"""Answers to chat calls, whole or in pieces, and what an API has to say about them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Anthropic's Messages API: chat calls in OpenAI's form become its requests, its answers become messages.
-
-Owns: the form of calls and answers. Never touches: connections.
-"""
+"""Anthropic's Messages API: chat calls in OpenAI's form become its requests, its answers become messages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The words of Anthropic's Messages API for all who speak it: our client, the model endpoint, a gym's model servers.
 
-Owns: stop reasons, tool choices, forms of a message and its events. Never touches: what a message is made from. That
-differs: the endpoint reads turns of a chat and refuses the rest, a gym reads items of Responses by NeMo Gym's rules.
+That differs: the endpoint reads turns of a chat and refuses the rest, a gym reads items of Responses by NeMo Gym's
+rules.
 """
 
 from __future__ import annotations

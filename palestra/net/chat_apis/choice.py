@@ -1,7 +1,4 @@
-"""Which API an endpoint speaks, and what its refusals say.
-
-Owns: the choice by name or address. Never touches: connections.
-"""
+"""Which API an endpoint speaks, and what its refusals say."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""OpenAI's chat completions, as OpenAI, vLLM and we have them.
-
-Owns: the form of calls and answers. Never touches: connections.
-"""
+"""OpenAI's chat completions, as OpenAI, vLLM and we have them."""
 
 from __future__ import annotations
 

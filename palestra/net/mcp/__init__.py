@@ -1,7 +1,6 @@
 """MCP for the platform's and the gym's servers: stateless, JSON only, both eras of the protocol.
 
-Owns: messages in, messages out. Never touches: sockets, sessions, tools; the caller brings those. The way in is
-`begin`: it answers a message, or says which tool is to be called.
+The way in is `begin`: it answers a message, or says which tool is to be called.
 
 Ours, because a tool call is what an agent's turn waits for. In one run of `benchmarks/local_platform.py` beside the
 official package's server (mcp 2.3, stateless, JSON only: the fastest it can be asked to be), on two busy cores, a call

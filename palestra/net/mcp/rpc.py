@@ -1,7 +1,4 @@
-"""JSON-RPC as MCP uses it: one message at a time, errors with a status.
-
-Owns: what a message is, answers as bytes. Never touches: methods, headers.
-"""
+"""JSON-RPC as MCP uses it: one message at a time, errors with a status."""
 
 from __future__ import annotations
 

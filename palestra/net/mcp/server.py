@@ -1,7 +1,4 @@
-"""The answers of a server with tools to MCP's methods.
-
-Owns: methods and their results, the lists of tools as bytes. Never touches: how a tool is called.
-"""
+"""The answers of a server with tools to MCP's methods."""
 
 from __future__ import annotations
 

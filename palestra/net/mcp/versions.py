@@ -1,8 +1,7 @@
 """The protocol's two eras, and what a request of the modern one has to carry.
 
-Owns: versions, the envelope in `params._meta`, the headers that repeat it. Never touches: methods. Handshake era
-(2024-11-05 to 2025-11-25): `initialize`, then calls, each of which stands alone. Modern era (2026-07-28): no handshake;
-over HTTP, headers repeat what the body says, and must agree with it.
+Handshake era (2024-11-05 to 2025-11-25): `initialize`, then calls, each of which stands alone. Modern era
+(2026-07-28): no handshake; over HTTP, headers repeat what the body says, and must agree with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Plays rollouts of an evaluation with a command-line agent, each in a sandbox: episodes at a server of ours.
-
-Owns: the run at the server, the record of a rollout. Never touches: how the agent is started and judged.
-"""
+"""Plays rollouts of an evaluation with a command-line agent, each in a sandbox: episodes at a server of ours."""
 
 from __future__ import annotations
 

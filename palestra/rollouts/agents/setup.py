@@ -1,7 +1,4 @@
-"""What is particular to rollouts that an agent plays: its player, bounds of its model calls, what is trained of it.
-
-Owns: building these from the config. Never touches: playing, episodes.
-"""
+"""What is particular to rollouts that an agent plays: its player, bounds of its model calls, what is trained of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Turns of a policy that is behind a model endpoint: chat calls, no tokens.
-
-Owns: the conversation as messages, the limit of the context. Never touches: connections and retries (`model_calls`).
-"""
+"""Turns of a policy that is behind a model endpoint: chat calls, no tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Makes chat calls to a model endpoint for one rollout, and repeats them while the endpoint is not available.
-
-Owns: one connection, which errors are retried. Never touches: the content of calls.
-"""
+"""Makes chat calls to a model endpoint for one rollout, and repeats them while the endpoint is not available."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plays rollouts with a model behind an endpoint.
-
-Owns: who calls and for how long calls are repeated, the record of a rollout. Never touches: the loop of a rollout.
-"""
+"""Plays rollouts with a model behind an endpoint."""
 
 from __future__ import annotations
 

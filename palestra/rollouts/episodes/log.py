@@ -1,8 +1,4 @@
-"""The log of a run's played groups, which is read once, in order, and passed to the tasks that wait for a group.
-
-Owns: reading, groups that were delivered before they were requested, the cursor to save. Never touches: registering,
-rollouts.
-"""
+"""The log of a run's played groups, which is read once, in order, and passed to the tasks that wait for a group."""
 
 from __future__ import annotations
 

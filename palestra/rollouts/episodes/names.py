@@ -1,7 +1,4 @@
-"""Maps groups at the server to requests of this run, and versions to its weights, across restarts.
-
-Owns: ids of groups, versions, and the small file that stores both. Never touches: the server.
-"""
+"""Maps groups at the server to requests of this run, and versions to its weights, across restarts."""
 
 from __future__ import annotations
 

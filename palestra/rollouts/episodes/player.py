@@ -1,8 +1,4 @@
-"""Plays one episode of the server with an environment: in the trainer, or in `palestra episode play`.
-
-Owns: whose calls they are, its result. Never touches: the loop (`rollout_loop`), claiming and leases; tokens, which the
-server stores.
-"""
+"""Plays one episode of the server with an environment: in the trainer, or in `palestra episode play`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Converts played episodes to rollouts, with the tokens of exactly the attempts that were graded.
-
-Owns: the conversion. Never touches: the server, training.
-"""
+"""Converts played episodes to rollouts, with the tokens of exactly the attempts that were graded."""
 
 from __future__ import annotations
 

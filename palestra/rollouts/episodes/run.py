@@ -1,8 +1,4 @@
-"""The trainer's side of a run's episodes: the run at the server, its weights, its log, its own players.
-
-Owns: opening and closing them, what an earlier start has left over. Never touches: how groups are registered, read and
-played.
-"""
+"""The trainer's side of a run's episodes: the run at the server, its weights, its log, its own players."""
 
 from __future__ import annotations
 

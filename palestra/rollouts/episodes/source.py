@@ -1,7 +1,4 @@
-"""A source of rollouts that are registered as episodes at the server and played by any player.
-
-Owns: registering groups, registering lost groups again. Never touches: players, how the log is read.
-"""
+"""A source of rollouts that are registered as episodes at the server and played by any player."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plays rollouts of an evaluation with the servers of a gym, which call the model themselves.
-
-Owns: starting the gyms with the evaluated model, the record of a rollout. Never touches: rows, how agents play.
-"""
+"""Plays rollouts of an evaluation with the servers of a gym, which call the model themselves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plays rollouts of a training run with the servers of a gym.
-
-Owns: that the run's own weights have answered. Never touches: attempts (`rows`), the meaning of an answer (`results`).
-"""
+"""Plays rollouts of a training run with the servers of a gym."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Converts an agent's answer to a rollout: the tokens of its model calls, its reward, its numbers.
-
-Owns: the conversion, which answers cannot be trained on. Never touches: servers.
-"""
+"""Converts an agent's answer to a rollout: the tokens of its model calls, its reward, its numbers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Posts one row to its agent and returns the answer or the class of its failure.
-
-Owns: the call, waiting for a server that is restarted, the meaning of the answer. Never touches: how often a row is
-tried and for how long (`row_retries`), what happens to a result.
-"""
+"""Posts one row to its agent and returns the answer or the class of its failure."""
 
 from __future__ import annotations
 

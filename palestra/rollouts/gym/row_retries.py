@@ -1,8 +1,4 @@
-"""Tries a row of a gym again after a failure that may pass: when collecting, training and evaluating.
-
-Owns: which failures are tried again, how often, after which pause, and how long an attempt may take. Never touches: the
-call (`row_calls`), what becomes of a result.
-"""
+"""Tries a row of a gym again after a failure that may pass: when collecting, training and evaluating."""
 
 from __future__ import annotations
 

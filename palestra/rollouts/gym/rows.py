@@ -1,8 +1,4 @@
-"""The row of a rollout: posted with sampling parameters of its own, and what failed noted in the record.
-
-Owns: sampling parameters of a row, its time limit. Never touches: what is tried again (`row_retries`), the meaning of
-the answer.
-"""
+"""The row of a rollout: posted with sampling parameters of its own, and what failed noted in the record."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The gyms of a run: those it starts, those that run already, and where their agents are.
-
-Owns: starting them with the run's model as their policy, addresses. Never touches: rows, rollouts.
-"""
+"""The gyms of a run: those it starts, those that run already, and where their agents are."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 A request costs a client milliseconds, whatever it asks for: more than a GPU needs for all tokens of a short answer. Its
 samples arrive together, so that long ones would wait for the longest. A group's seeds are those of one request's
 samples (`group_seeds`): with Palestra's own sampler nobody gets other tokens by sharing, whoever comes in time.
-Owns: who waits for whom, which sequence is whose. Never touches: later turns, which have prompts of their own.
 """
 
 from __future__ import annotations

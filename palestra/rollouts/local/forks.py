@@ -1,8 +1,5 @@
 """Forks of a rollout: from which of its states other ways are played on, and with which seeds.
 
-Owns: states that were kept, the choice of turns, the budget, the records that forks begin with. Never touches: how a
-fork is played (`player`), what it is worth (`training/batches/tree_credit`).
-
 Everything follows from the rollout's tokens and its seed: a run that is resumed plays the same forks.
 """
 

@@ -1,7 +1,4 @@
-"""Rollouts in lockstep: all sample, then all step, until the last has ended.
-
-Owns: when each takes its turn. Never touches: how one rollout is played (`player`).
-"""
+"""Rollouts in lockstep: all sample, then all step, until the last has ended."""
 
 from __future__ import annotations
 

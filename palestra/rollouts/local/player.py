@@ -1,7 +1,6 @@
 """Plays one rollout in this process, from the environment's first message to its record, in tokens.
 
-Owns: tokens and prompts, the limit of the context. Never touches: the loop (`rollout_loop`), other rollouts. The
-history is never encoded again: each prompt is the previous one, the turn as sampled, and the observation.
+The history is never encoded again: each prompt is the previous one, the turn as sampled, and the observation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A source of rollouts that are played in this process, each at its own speed.
-
-Owns: how many are played at once, which style of playing a config means. Never touches: how one is played (`player`).
-"""
+"""A source of rollouts that are played in this process, each at its own speed."""
 
 from __future__ import annotations
 

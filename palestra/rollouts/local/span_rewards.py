@@ -1,7 +1,4 @@
-"""Rewards for parts of a turn: from characters, as environments count, to tokens.
-
-Owns: which tokens a part of the text is made of. Never touches: what the rewards are for.
-"""
+"""Rewards for parts of a turn: from characters, as environments count, to tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plays a task of verifiers by hand: an endpoint whose model is a person.
-
-Owns: the endpoint, which verifiers' own client calls. Never touches: the terminal.
-"""
+"""Plays a task of verifiers by hand: an endpoint whose model is a person."""
 
 from __future__ import annotations
 

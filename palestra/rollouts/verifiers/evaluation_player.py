@@ -1,7 +1,4 @@
-"""Plays rollouts of an evaluation with verifiers, which calls the evaluated model itself.
-
-Owns: the record of a rollout. Never touches: the process that plays.
-"""
+"""Plays rollouts of an evaluation with verifiers, which calls the evaluated model itself."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What verifiers says of a rollout that it has played.
-
-Owns: reading it, the request for it. Never touches: the process that plays.
-"""
+"""What verifiers says of a rollout that it has played."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Plays episodes of a training run with verifiers, whose calls have the key of the episode's attempt.
-
-Owns: that a group is played together if it is graded together, the result of an episode. Never touches: tokens, which
-the server keeps by the key; the process that plays.
-"""
+"""Plays episodes of a training run with verifiers, whose calls have the key of the episode's attempt."""
 
 from __future__ import annotations
 

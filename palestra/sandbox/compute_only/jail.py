@@ -1,7 +1,6 @@
 """The sandbox around this process: after `enter` it can compute and answer through what is open, and nothing else.
 
-Owns: limits, refusing by name where there is no filter of system calls. Never touches: what runs inside. It cannot be
-left again.
+It cannot be left again.
 
 On Linux the kernel refuses every system call that computing does not need: no file can be opened, no socket, no process
 started. Elsewhere Python's audit hook refuses the same by name, which stops mistakes but not a determined attacker.

@@ -1,8 +1,4 @@
-"""A process in the sandbox: started, sent one question, timed, and ended.
-
-Owns: the process, its time, how much it may answer. Never touches: the question, what the answer means; the module that
-runs there enters the sandbox itself, with `jail.enter`, when it has loaded what it needs.
-"""
+"""A process in the sandbox: started, sent one question, timed, and ended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What Python programs may import in a process that can only compute: it must be loaded before the process closes.
 
-Owns: the list, and threads that run at once. It imports the standard library only.
+It imports the standard library only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The backend `local`: bubblewrap on this machine, without root and without a daemon.
 
-Owns: the life of one sandbox, from its helpers to its end. Never touches: what runs in it. Nothing is kept on a disk:
-all that is written lies in memory, and goes with the sandbox's last process.
+Nothing is kept on a disk: all that is written lies in memory, and goes with the sandbox's last process.
 """
 
 from __future__ import annotations

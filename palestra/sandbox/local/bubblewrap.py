@@ -1,7 +1,4 @@
-"""The command line of bubblewrap: what a local sandbox sees of the machine.
-
-Owns: which files are visible, the namespaces, whether all of this works here. Never touches: processes in a sandbox.
-"""
+"""The command line of bubblewrap: what a local sandbox sees of the machine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Limits by cgroup v2, where the owner of a sandbox may make one.
-
-Owns: finding the place, one cgroup for each sandbox, removing those that killed owners left. Never touches: processes,
-which join by their own hand.
-"""
+"""Limits by cgroup v2, where the owner of a sandbox may make one."""
 
 from __future__ import annotations
 

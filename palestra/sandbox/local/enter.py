@@ -1,7 +1,6 @@
 """The helper of one command: it stays outside the sandbox's processes, starts the command inside and ends as that does.
 
-Owns: the way in, ending the command with all of its session. Never touches: the command's time and output. It imports
-the standard library only. A helper that is ended by a signal did not run its command to the end.
+It imports the standard library only. A helper that is ended by a signal did not run its command to the end.
 """
 
 from __future__ import annotations

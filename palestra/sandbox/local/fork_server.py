@@ -1,8 +1,7 @@
 """The process from which helpers are forked: a Python that has loaded them already, so that none has to start anew.
 
-Owns: forking helpers, telling their owner how they ended. Never touches: what a helper does. It imports the standard
-library only. A message on its standard input, a socket, asks for a helper: its name, and the descriptors that it gets.
-It ends with its owner.
+It imports the standard library only. A message on its standard input, a socket, asks for a helper: its name, and the
+descriptors that it gets. It ends with its owner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Helpers as their owner sees them: forked by one process that stands ready for all of them.
-
-Owns: that process, starting helpers and hearing of their end. Never touches: what a helper does.
-"""
+"""Helpers as their owner sees them: forked by one process that stands ready for all of them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The helper that becomes bubblewrap, after it has left behind another helper that finishes the sandbox.
 
-Owns: the order of things at a sandbox's start. Never touches: commands in the sandbox. It imports the standard library
-only, reads one order from its control socket, and sends back descriptors or a line that says what failed.
+It imports the standard library only, reads one order from its control socket, and sends back descriptors or a line
+that says what failed.
 """
 
 from __future__ import annotations

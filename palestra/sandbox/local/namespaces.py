@@ -1,7 +1,6 @@
 """What helper processes do to themselves on the way into a sandbox: system calls that Python has no function for.
 
-Owns: entering namespaces, mounting, giving up privileges. Never touches: in which order, and why. It imports the
-standard library only.
+It imports the standard library only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The memory limit where there is no cgroup: a thread that counts what a sandbox's processes hold, and kills.
 
-Owns: counting, how soon it is counted again, what is killed. Never touches: the number of processes, which the kernel
-limits.
-
 A sandbox is looked at again before it could have filled what it may still use, so that it can exceed its limit only by
 what it takes between two looks close to it.
 """

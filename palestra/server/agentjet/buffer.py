@@ -1,7 +1,4 @@
-"""The episode buffer, as AgentJet's clients call it: waiting and running episodes.
-
-Owns: how they are shown. Never touches: keys, which are masked.
-"""
+"""The episode buffer, as AgentJet's clients call it: waiting and running episodes."""
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ is needed.
 AgentJet's clients share one `client_uuid` between their threads and send nothing but the episode's name. The name of
 the first attempt is the episode's own, later ones end with their number: so a thread that lost its attempt cannot end
 the one that another thread of the same client plays now.
-
-Owns: names. Never touches: what is done under them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Converts AgentJet's results to ours, and back.
-
-Owns: how rewards, metrics and failures are converted. Never touches: whether a result is accepted.
-"""
+"""Converts AgentJet's results to ours, and back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Episodes that an external trainer registers one by one, with its own names: groups of one episode, in a run for them.
-
-Owns: how such a group is made. Never touches: sending its result.
-"""
+"""Episodes that an external trainer registers one by one, with its own names: groups of one episode, in a run for
+them."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 The format is that of AgentJet's trainer: the JSON of a WorkflowOutput, answered by `ack`. Results are independent of
 each other: a listener that has ended delays no other.
-
-Owns: which results are being sent. Never touches: sockets, HTTP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Maps AgentJet's training config to settings of `palestra train`, key by key, and lists the keys that have no effect
 here.
-
-Owns: the table of keys. Never touches: files, processes; no path or module of the config is opened here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""AgentJet's YAML from untrusted clients: parsed safely, limited, flattened to dotted keys.
-
-Owns: limits of size and depth, errors of YAML. Never touches: what the keys mean.
-"""
+"""AgentJet's YAML from untrusted clients: parsed safely, limited, flattened to dotted keys."""
 
 from __future__ import annotations
 

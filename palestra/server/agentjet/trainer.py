@@ -1,7 +1,4 @@
-"""The engine behind TinkerScript, one for each owner: the status of the trainer, and a training process on request.
-
-Owns: its config, start, stop and status. Never touches: HTTP, what is played or trained.
-"""
+"""The engine behind TinkerScript, one for each owner: the status of the trainer, and a training process on request."""
 
 from __future__ import annotations
 

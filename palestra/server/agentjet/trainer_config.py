@@ -1,7 +1,4 @@
-"""Makes the config of the training process from AgentJet's: the model as it is served here, tasks, folders, a name.
-
-Owns: what only the server knows. Never touches: the table of keys, processes.
-"""
+"""Makes the config of the training process from AgentJet's: the model as it is served here, tasks, folders, a name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Files of an engine, in the server's state folder: the config of its training process, its tasks, its runs.
-
-Owns: names and contents. Never touches: anything outside that folder, whatever a config says.
-"""
+"""Files of an engine, in the server's state folder: the config of its training process, its tasks, its runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The training process of an engine: `palestra train` as a child process that ends with the server.
-
-Owns: starting it, its end, its last output. Never touches: what it trains.
-"""
+"""The training process of an engine: `palestra train` as a child process that ends with the server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The record of each owner's engine, written to disk before it is used.
-
-Owns: its record, the key of its training process. Never touches: processes, the board.
-"""
+"""The record of each owner's engine, written to disk before it is used."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The status of an engine: the table in docs/tinkerscript.md as functions.
-
-Owns: the rules, and when each trainer last sent something. Never touches: processes, disks.
-"""
+"""The status of an engine: the table in docs/tinkerscript.md as functions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The key of an attempt: derived, so that a repeated claim and a restarted server get the same one.
-
-Owns: making keys, finding their attempt, which are void. Never touches: what a key allows.
-"""
+"""The key of an attempt: derived, so that a repeated claim and a restarted server get the same one."""
 
 from __future__ import annotations
 

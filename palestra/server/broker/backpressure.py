@@ -1,7 +1,5 @@
 """Backpressure: while an engine has too many model calls waiting, nothing new is claimed for it.
 
-Owns: which engines are full, noticing when one no longer is. Never touches: what is claimed, how an engine samples.
-
 Calls wait if all rows of the engine's batch are taken, or its cache has no room for another. Leased episodes continue,
 so waiting calls are answered in the end, and claims are served again.
 """

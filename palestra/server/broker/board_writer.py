@@ -1,7 +1,4 @@
-"""Writes changes of the board to disk, one write at a time; changes that happen meanwhile form the next write.
-
-Owns: the order, who waits for which write, undoing what depends on a failed one. Never touches: what changes mean.
-"""
+"""Writes changes of the board to disk, one write at a time; changes that happen meanwhile form the next write."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The broker of episodes: the only owner of the board in memory, which answers when every change is on disk.
-
-Owns: durability, time, which keys are valid. Never touches: the rules, which the board has; HTTP, tokens.
-"""
+"""The broker of episodes: the only owner of the board in memory, which answers when every change is on disk."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rate limits: each client may send a second's worth of calls at once, and afterwards at the allowed rate.
-
-Owns: how often each client has called recently. Never touches: the calls, the clock.
-"""
+"""Rate limits: each client may send a second's worth of calls at once, and afterwards at the allowed rate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Claims: answered at once, or in turn after waiting.
-
-Owns: long polls, keys and addresses in leases. Never touches: who gets which episode, which the board decides; HTTP.
-"""
+"""Claims: answered at once, or in turn after waiting."""
 
 from __future__ import annotations
 

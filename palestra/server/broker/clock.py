@@ -1,7 +1,4 @@
-"""The clock of leases: seconds since the epoch, but without jumps.
-
-Owns: the broker's time. Never touches: leases.
-"""
+"""The clock of leases: seconds since the epoch, but without jumps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Groups for their trainer, with the tokens of exactly the attempts that ended them.
-
-Owns: waiting for a group, converting an attempt's calls to trajectories. Never touches: which groups there are, which
-the board decides.
-"""
+"""Groups for their trainer, with the tokens of exactly the attempts that ended them."""
 
 from __future__ import annotations
 

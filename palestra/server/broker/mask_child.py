@@ -1,7 +1,5 @@
 """The process that masks secrets: it reads JSON from stdin and writes it to stdout without them.
 
-Owns: the time that regular expressions get. Never touches: which ones there are, what is masked.
-
 Its patterns are the first message, so that they do not appear in a list of processes. It ends with its stdin.
 """
 

@@ -1,7 +1,5 @@
 """Masks secrets in what is shown, without blocking the server.
 
-Owns: the process that does it, if that may take long. Never touches: what is a secret (`config.redaction`).
-
 While a regular expression is searched, Python can do nothing else, and a harmless one (`[a-z]+@[a-z]+`) takes hours for
 a text that was made for it. So the patterns of the config, and long texts, are handled in a process of their own.
 """

@@ -1,7 +1,4 @@
-"""Model calls with an episode key: counted, sampled from the run's weights, and only while the attempt is valid.
-
-Owns: admitting a call, delaying it while its run is paused, cancelling it with its attempt. Never touches: sampling.
-"""
+"""Model calls with an episode key: counted, sampled from the run's weights, and only while the attempt is valid."""
 
 from __future__ import annotations
 

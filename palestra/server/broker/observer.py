@@ -1,7 +1,4 @@
-"""Reports what happens to episodes, as log lines and as metrics: docs/metrics.md has the list.
-
-Owns: names, labels, one line for each transition. Never touches: what happens.
-"""
+"""Reports what happens to episodes, as log lines and as metrics: docs/metrics.md has the list."""
 
 from __future__ import annotations
 

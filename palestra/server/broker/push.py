@@ -3,8 +3,6 @@
 A run with `push_to` has a listener: its groups are sent there one after another, by their numbers, and each is
 committed when the listener acknowledges it. A group that was not acknowledged is sent again, also after the server was
 killed.
-
-Owns: when to look for groups to send, the groups of a run. Never touches: which groups there are, sockets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """Addresses to which this server may send results. They come from trainers, so without a check they could reach any
 host.
-
-Owns: which are allowed. Never touches: sockets.
 """
 
 from __future__ import annotations

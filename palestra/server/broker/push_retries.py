@@ -1,7 +1,4 @@
-"""Pushes to trainers that listen, each retried until it is acknowledged.
-
-Owns: tasks, back-off, log lines. Never touches: what is sent, what follows an acknowledgement.
-"""
+"""Pushes to trainers that listen, each retried until it is acknowledged."""
 
 from __future__ import annotations
 

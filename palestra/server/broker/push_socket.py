@@ -1,7 +1,4 @@
-"""A ZeroMQ socket to a trainer that listens: a message is sent, and its answer comes back.
-
-Owns: one REQ socket, how long to wait. Never touches: what is sent.
-"""
+"""A ZeroMQ socket to a trainer that listens: a message is sent, and its answer comes back."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Builds the timeline of an episode from its info and its traces: model calls, tools between them, how attempts ended.
-
-Owns: tool spans from messages. Never touches: the meaning of tokens, who may look, what is a secret.
-"""
+"""Builds the timeline of an episode from its info and its traces: model calls, tools between them, how attempts
+ended."""
 
 from __future__ import annotations
 

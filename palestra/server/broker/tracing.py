@@ -1,7 +1,5 @@
 """Episodes as traces: one for each attempt, with its time in the queue, its lease, its model calls and its end.
 
-Owns: ids of traces, W3C's `traceparent`, the structure of the spans. Never touches: sending them; `core.otlp` does.
-
 The ids are derived from the attempt's name: a repeated claim and a restarted server give the same ones, and nothing has
 to be stored.
 """

@@ -1,7 +1,4 @@
-"""Waiting claims: each is served in its turn, and none is woken without an episode for it.
-
-Owns: the order, who still waits. Never touches: which episodes there are.
-"""
+"""Waiting claims: each is served in its turn, and none is woken without an episode for it."""
 
 from __future__ import annotations
 

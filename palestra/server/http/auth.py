@@ -2,8 +2,6 @@
 
 On a loopback address without keys everyone is one owner and any key is accepted. As soon as there are keys, or on any
 other address, a valid key is needed.
-
-Owns: that rule. Never touches: what an owner may see; lookups do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Who may do what with episodes, and under which name a player holds its leases.
-
-Owns: rights. Never touches: what the calls do.
-"""
+"""Who may do what with episodes, and under which name a player holds its leases."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Converts JSON bodies to records and back; an error names the wrong field and the nearest known one.
-
-Owns: reading, unknown names, nesting. Never touches: which values are allowed.
-"""
+"""Converts JSON bodies to records and back; an error names the wrong field and the nearest known one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The server's log: lines on stderr, as text or JSON, that never contain a key.
-
-Owns: how a line looks, redaction, the line per request. Never touches: what is worth a line.
-"""
+"""The server's log: lines on stderr, as text or JSON, that never contain a key."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lets few of the requests that come in thousands begin at a time, so that all others are answered meanwhile.
-
-Owns: how many begin. Never touches: what a request does, how many there may be.
-"""
+"""Lets few of the requests that come in thousands begin at a time, so that all others are answered meanwhile."""
 
 from __future__ import annotations
 

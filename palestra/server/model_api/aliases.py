@@ -1,8 +1,5 @@
 """Aliases: an owner's own names for models. A run moves one to its newest weights, so that agents need not know their
 names.
-
-Owns: which names are allowed, what each alias points at; in memory, and on disk before a change is acknowledged. Never
-touches: whether the target exists, which `model_resolver` finds out.
 """
 
 from __future__ import annotations

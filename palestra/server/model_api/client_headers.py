@@ -1,7 +1,4 @@
-"""What a client's headers say about it: its name and version, and for which of its agents a call is.
-
-Owns: these headers. Never touches: keys.
-"""
+"""What a client's headers say about it: its name and version, and for which of its agents a call is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The conversations of a server: cached in memory, and read back from the traces once they were evicted.
-
-Owns: the prompt of a chat call, and storing its result. Never touches: sampling.
-"""
+"""The conversations of a server: cached in memory, and read back from the traces once they were evicted."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 A server may die before an answer is sent. The player then asks again, and the answer that it never received must not be
 trained on.
-
-Owns: recording that an answer was delivered. Never touches: what happens to one that was not (`broker.deliveries`).
 """
 
 from __future__ import annotations

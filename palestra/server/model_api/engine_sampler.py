@@ -1,7 +1,4 @@
-"""A running sample of the engine: waited for or streamed, and cancelled when no client needs it any more.
-
-Owns: submitting, waiting, cancelling. Never touches: text, traces.
-"""
+"""A running sample of the engine: waited for or streamed, and cancelled when no client needs it any more."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Refusals in OpenAI's error format, with the statuses its SDK expects: it retries 408, 409, 429 and 5xx, nothing else.
-
-Owns: the format. Never touches: what is refused.
-"""
+"""Refusals in OpenAI's error format, with the statuses its SDK expects: it retries 408, 409, 429 and 5xx, nothing
+else."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Tools that a vendor would run or has taught its own models: the server has none of them.
-
-Owns: whether a request with such a tool is answered without it, or refused. Never touches: tools of the client.
-"""
+"""Tools that a vendor would run or has taught its own models: the server has none of them."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 An SDK that gave up waiting closes its connection and sends the same call again a moment later. The abandoned call is
 kept running for that moment, and its answer goes to the repeated call; an answer that was not read to its end is kept
 longer. Equal calls that were not abandoned are independent: each is sampled.
-
-Owns: which call a retry means. Never touches: what a call does.
 """
 
 from __future__ import annotations

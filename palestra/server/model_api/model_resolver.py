@@ -1,7 +1,4 @@
-"""Resolves the name in `model`: a base model, a checkpoint, a sampling session or an alias; and finds its tokenizer.
-
-Owns: finding it, by owner. Never touches: sampling.
-"""
+"""Resolves the name in `model`: a base model, a checkpoint, a sampling session or an alias; and finds its tokenizer."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Fields that are used are in the schemas. Every other one is of three kinds. Without effect: whatever its value, nothing
 is lost. Ignored: the call is answered without it, and a header and the trace say so. Refused: answering without it
 would change the meaning of the answer. A field that no table has is a newer client's, and is ignored.
-
-Owns: the tables, reading them. Never touches: fields that are used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The model endpoint: its parts, and its short calls.
-
-Owns: listing models, tokenizing. Never touches: HTTP.
-"""
+"""The model endpoint: its parts, and its short calls."""
 
 from __future__ import annotations
 

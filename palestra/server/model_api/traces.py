@@ -1,7 +1,4 @@
-"""Stores calls as traces before they are answered, and returns and exports them to their owner.
-
-Owns: what is stored of a call, its JSON. Never touches: conversations in memory.
-"""
+"""Stores calls as traces before they are answered, and returns and exports them to their owner."""
 
 from __future__ import annotations
 

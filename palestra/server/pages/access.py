@@ -1,7 +1,4 @@
-"""Who may look at the pages of a server: those who may use its API, in a browser by a cookie.
-
-Owns: the cookie, and what it proves. Never touches: keys and the rule where none is needed; `http.auth` has them.
-"""
+"""Who may look at the pages of a server: those who may use its API, in a browser by a cookie."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The dashboard as a part of the server: the pages of run folders with the server's own, mounted below `/ui`.
-
-Owns: how they are combined, and which of them a caller finds. Never touches: what a route does.
-"""
+"""The dashboard as a part of the server: the pages of run folders with the server's own, mounted below `/ui`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The page of episodes, with buttons to requeue and cancel them; one episode with its attempts and calls.
-
-Owns: routes. Never touches: what the buttons do; the episode API does the same.
-"""
+"""The page of episodes, with buttons to requeue and cancel them; one episode with its attempts and calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The caller's episodes as their page shows them: runs with their counts, who plays, a part of the episodes.
-
-Owns: what is put together. Never touches: the board's rules; requests of the page go through `broker.service`.
-"""
+"""The caller's episodes as their page shows them: runs with their counts, who plays, a part of the episodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The page of keys, for admins: who has one, when it was used last; new ones are shown once.
-
-Owns: routes. Never touches: how keys are made and kept; the store does.
-"""
+"""The page of keys, for admins: who has one, when it was used last; new ones are shown once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where the dashboard is mounted; it is imported and made at the first request.
-
-Owns: its path and its beginning. Never touches: what it shows.
-"""
+"""Where the dashboard is mounted; it is imported and made at the first request."""
 
 from __future__ import annotations
 

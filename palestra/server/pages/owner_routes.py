@@ -1,7 +1,5 @@
-"""The page of owners: what each may use, has now, and has used; admins see all and set limits, others see themselves.
-
-Owns: routes. Never touches: counting and limits; the core does.
-"""
+"""The page of owners: what each may use, has now, and has used; admins see all and set limits, others see
+themselves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the dashboard takes of a server.
-
-Owns: the list. Never touches: pages.
-"""
+"""What the dashboard takes of a server."""
 
 from __future__ import annotations
 

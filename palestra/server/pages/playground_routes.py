@@ -1,7 +1,4 @@
-"""The playground: chats with models in the browser, over the same endpoint that programs use; and a call's trace.
-
-Owns: which models are offered, the pages. Never touches: sampling; the browser calls the model endpoint.
-"""
+"""The playground: chats with models in the browser, over the same endpoint that programs use; and a call's trace."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The page on which the task of a rollout is played again, by any model of this server or checkpoint of its run.
-
-Owns: which models are offered, routes. Never touches: playing; `TaskReplays` starts it.
-"""
+"""The page on which the task of a rollout is played again, by any model of this server or checkpoint of its run."""
 
 from __future__ import annotations
 

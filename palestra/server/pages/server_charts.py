@@ -1,7 +1,4 @@
-"""Charts of the server's last minutes, in the form that the dashboard's charts have.
-
-Owns: which curves there are. Never touches: readings.
-"""
+"""Charts of the server's last minutes, in the form that the dashboard's charts have."""
 
 from __future__ import annotations
 

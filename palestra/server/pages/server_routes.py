@@ -1,7 +1,4 @@
-"""The page of the running server, and its JSON.
-
-Owns: routes, the live stream. Never touches: what is shown.
-"""
+"""The page of the running server, and its JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The server as its page shows it: engines, calls, models in training, charts of the last minutes.
-
-Owns: what is shown to whom. Never touches: how it is counted; the core does.
-"""
+"""The server as its page shows it: engines, calls, models in training, charts of the last minutes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Which server a conversation is at: the one that sampled the tokens at the beginning of a prompt has their keys and
 values cached.
-
-Owns: where sequences ended, limited in number. Never touches: servers, whether they are up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A replica that is a process of our own engine, here or elsewhere: it samples from adapters that it is sent.
-
-Owns: what was sent to it and not answered. Never touches: its process, the socket; which samples it gets.
-"""
+"""A replica that is a process of our own engine, here or elsewhere: it samples from adapters that it is sent."""
 
 from __future__ import annotations
 

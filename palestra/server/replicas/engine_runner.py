@@ -1,7 +1,4 @@
-"""Replicas of our own engine: those that the server starts, and those that join from elsewhere.
-
-Owns: which there are. Never touches: samples, which `runner` sends; their processes.
-"""
+"""Replicas of our own engine: those that the server starts, and those that join from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""How a sampler elsewhere joins a running server: it asks for admission by HTTP, and gets what its engine starts with.
-
-Owns: the request, waiting for a server that does not answer yet, the engine's config. Never touches: the server's side,
-which is `engine_api`; the engine.
-"""
+"""How a sampler elsewhere joins a running server: it asks for admission by HTTP, and gets what its engine starts
+with."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 A name contains the digest of the adapter's file, so it always stands for the same weights: keys and values are cached
 by name.
-
-Owns: what is loaded, who uses it. Never touches: who samples, how an adapter gets there.
 """
 
 from __future__ import annotations

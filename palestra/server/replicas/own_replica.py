@@ -1,7 +1,5 @@
-"""A replica whose process the server starts, watches and restarts like that of a worker, on this machine or on a node.
-
-Owns: passing on what its worker's handle says. Never touches: samples, adapters.
-"""
+"""A replica whose process the server starts, watches and restarts like that of a worker, on this machine or on a
+node."""
 
 from __future__ import annotations
 

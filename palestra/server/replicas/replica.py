@@ -1,7 +1,4 @@
-"""A place that samples: what a set of replicas knows of each, whether it is a process of ours or vLLM.
-
-Owns: the interface, the count of requests. Never touches: how it samples.
-"""
+"""A place that samples: what a set of replicas knows of each, whether it is a process of ours or vLLM."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Anybody who has the server's public key may connect; only a `Hello` with a ticket that the server has signed is
 answered, and only replicas that said it are listened to. Tickets and the key stay valid when the server is restarted,
 so replicas come back by themselves, as long as the key is valid that they joined with.
-
-Owns: the socket, tickets, who is connected. Never touches: samples; which keys are valid.
 """
 
 from __future__ import annotations

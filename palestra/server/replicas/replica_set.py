@@ -1,7 +1,4 @@
-"""The replicas of one base model: they come and go, and each sample gets one.
-
-Owns: the replicas, which one gets which prompt. Never touches: what is requested of them.
-"""
+"""The replicas of one base model: they come and go, and each sample gets one."""
 
 from __future__ import annotations
 

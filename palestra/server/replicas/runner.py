@@ -1,8 +1,6 @@
 """Replicas as the samplers of a base model.
 
 Sample → a replica that knows the conversation, or the least busy one → its adapter there → the sample → Sampled
-
-Owns: the steps of a sample, its retries. Never touches: training, futures.
 """
 
 from __future__ import annotations

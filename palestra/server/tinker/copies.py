@@ -2,8 +2,6 @@
 
 Files are linked if the disk allows it, so a copy takes no space; the folder of a checkpoint never changes, so both may
 share them.
-
-Owns: making a copy, once however often it is requested. Never touches: HTTP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Converts request bodies to records. Whatever arrives, the result is a record or a WireError.
-
-Owns: protobuf and JSON of passes and samples. Never touches: whether a model can do what is requested.
-"""
+"""Converts request bodies to records. Whatever arrives, the result is a record or a WireError."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 A URL contains its expiry and an HMAC over run, kind, name, folder, file and expiry: nobody can make one, change one or
 use one for other files, and once a checkpoint is replaced or deleted its URLs are invalid.
-
-Owns: signing, and what a folder offers. Never touches: HTTP, who may have a URL.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Converts the engine's records to response bodies.
 
-Protobuf for passes and samples (JSON for SDKs before 0.25), JSON for everything else. Owns: the wire format of results.
-Never touches: HTTP.
+Protobuf for passes and samples (JSON for SDKs before 0.25), JSON for everything else.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 The engine looks into the files when they are loaded. What the client then saves is an ordinary checkpoint, so what was
 uploaded expires soon.
-
-Owns: the folder of uploads. Never touches: HTTP, what is in the files.
 """
 
 from __future__ import annotations

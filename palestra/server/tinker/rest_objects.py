@@ -1,7 +1,4 @@
-"""Converts rows of the store to the objects that REST calls return.
-
-Owns: the format. Never touches: who may see them.
-"""
+"""Converts rows of the store to the objects that REST calls return."""
 
 from __future__ import annotations
 

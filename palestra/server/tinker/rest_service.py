@@ -1,7 +1,6 @@
 """The meaning of Tinker's REST calls: training runs, checkpoints, sessions, keys.
 
 Every lookup is by owner: what belongs to another owner does not exist, unless it is published and the call asks for it.
-Owns: the meaning of requests. Never touches: HTTP, files (`downloads`, `copies`).
 """
 
 from __future__ import annotations

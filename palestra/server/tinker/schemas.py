@@ -2,8 +2,7 @@
 
 Unknown fields pass (newer SDKs send some); a wrong type does not.
 
-Owns: fields and bounds. Never touches: meaning. Bodies of passes and samples are in `schemas_data`, those of the REST
-calls in `schemas_rest`.
+Bodies of passes and samples are in `schemas_data`, those of the REST calls in `schemas_rest`.
 """
 
 from __future__ import annotations

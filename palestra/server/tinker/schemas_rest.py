@@ -1,7 +1,4 @@
-"""JSON bodies of the REST part of the Tinker API: training runs, checkpoints, sessions, samplers, keys and usage.
-
-Owns: fields and bounds. Never touches: meaning.
-"""
+"""JSON bodies of the REST part of the Tinker API: training runs, checkpoints, sessions, samplers, keys and usage."""
 
 from __future__ import annotations
 

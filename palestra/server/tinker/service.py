@@ -1,7 +1,4 @@
-"""The meaning of the Tinker calls, by topic. Every lookup is by owner: what belongs to another owner does not exist.
-
-Owns: the parts, and how a route gets them. Never touches: order and durability (`core.training`), workers.
-"""
+"""The meaning of the Tinker calls, by topic. Every lookup is by owner: what belongs to another owner does not exist."""
 
 from __future__ import annotations
 

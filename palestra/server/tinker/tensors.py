@@ -1,7 +1,5 @@
 """Converts small arrays of the wire format, dense or sparse rows, to records and back; numbers as its little-endian
 bytes.
-
-Owns: dtypes, and that sizes agree. Never touches: the values of sparse indices, which the engine checks.
 """
 
 from __future__ import annotations

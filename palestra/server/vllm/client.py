@@ -1,7 +1,5 @@
 """A client for one vLLM server: completions, adapters, health.
 
-Owns: connections, what an answer's status means. Never touches: which server is used, tokens.
-
 It uses aiohttp and not httpx, unlike most of Palestra: with hundreds of calls in flight httpx takes ten to thirty times
 the CPU for each (`benchmarks/http_clients.py`), and this CPU would be the server's.
 """

@@ -1,7 +1,5 @@
 """Converts our grammars to vLLM's `structured_outputs`. vLLM enforces them with llguidance too, if its backend is
 `guidance`.
-
-Owns: the conversion. Never touches: what a grammar is for.
 """
 
 from __future__ import annotations

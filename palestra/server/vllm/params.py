@@ -3,8 +3,6 @@
 Our records have the model's own log-probabilities at the temperature, before filters and penalties. vLLM, started with
 `processed_logprobs`, returns those it sampled from, which are the same if nothing but the temperature changed them.
 Otherwise the finished sequence is scored by a second request, which supports temperature 1 only.
-
-Owns: the fields, what vLLM cannot do. Never touches: HTTP, answers.
 """
 
 from __future__ import annotations

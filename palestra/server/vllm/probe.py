@@ -1,7 +1,4 @@
-"""Tests what a vLLM server can do: which log-probabilities it returns, which adapters change its answers.
-
-Owns: the small adapters for the tests. Never touches: requests of clients.
-"""
+"""Tests what a vLLM server can do: which log-probabilities it returns, which adapters change its answers."""
 
 from __future__ import annotations
 

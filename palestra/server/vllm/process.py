@@ -1,7 +1,4 @@
-"""A vLLM server of our own: started, its end noticed, stopped with all its children.
-
-Owns: the process, its port, its log. Never touches: what is requested of it; restarting it, which its watcher does.
-"""
+"""A vLLM server of our own: started, its end noticed, stopped with all its children."""
 
 from __future__ import annotations
 

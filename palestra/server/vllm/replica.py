@@ -1,8 +1,7 @@
 """One vLLM server as we use it: it starts, is tested, watched, lost, and starts again.
 
-Owns: whether it may be used, how many requests at once. Never touches: which requests it gets. Unlike a worker or a
-server of a gym, it may run elsewhere and be somebody else's: then being lost and found again is all there is to a
-restart, and each time it is tested anew for what it can do.
+Unlike a worker or a server of a gym, it may run elsewhere and be somebody else's: then being lost and found again is
+all there is to a restart, and each time it is tested anew for what it can do.
 """
 
 from __future__ import annotations

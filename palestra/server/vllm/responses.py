@@ -1,7 +1,4 @@
-"""Converts answers of vLLM's /v1/completions to our records: whole, or joined from a stream.
-
-Owns: reading. Never touches: HTTP, what was requested.
-"""
+"""Converts answers of vLLM's /v1/completions to our records: whole, or joined from a stream."""
 
 from __future__ import annotations
 

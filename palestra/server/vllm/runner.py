@@ -1,7 +1,4 @@
-"""vLLM servers as the samplers of a base model: started or found, and what all of them can do.
-
-Owns: the servers. Never touches: samples, which `replicas.runner` sends.
-"""
+"""vLLM servers as the samplers of a base model: started or found, and what all of them can do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One sample at one vLLM server, in one request or two, without retries.
-
-Owns: the requests, how their answers are combined. Never touches: which server, which adapters it has.
-"""
+"""One sample at one vLLM server, in one request or two, without retries."""
 
 from __future__ import annotations
 

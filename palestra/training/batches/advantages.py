@@ -7,8 +7,6 @@ mean_baseline  r - m, as dr_grpo                 batch_std      (r - m) / S
 leave_one_out  r - mean of the others            maxrl          (r - m) / m, 0 if m is not positive
 gdpo           x = sum of weight (p - m_p) / s_p over the parts p of the reward; (x - M_x) / S_x
 pass_at_k      k times the mean, over all sets of k - 1 of the other n - 1, of max(0, r - the best of the set)
-
-Owns: this arithmetic. Never touches: tokens, penalties, which rollouts are in a group.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Which rewards of a step are compared with which, and the advantages that come of it.
-
-Owns: the rewards that count, separately graded agents, parts of a reward, whether a group can teach. Never touches: the
-arithmetic (`advantages`), tokens, rows.
-"""
+"""Which rewards of a step are compared with which, and the advantages that come of it."""
 
 from __future__ import annotations
 

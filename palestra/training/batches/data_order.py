@@ -1,7 +1,4 @@
-"""Decides which rows of a file make up which batch: a function of the seed and a position.
-
-Owns: shuffling for each epoch, skipping rows with nothing to train on. Never touches: the content of rows.
-"""
+"""Decides which rows of a file make up which batch: a function of the seed and a position."""
 
 from __future__ import annotations
 

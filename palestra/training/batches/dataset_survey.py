@@ -1,7 +1,6 @@
 """Reads a whole dataset as training would, row by row: what is wrong with it, and how long its rows are.
 
-Owns: the reader of each kind, counts, percentiles. Never touches: what training does with a row. Of each row it keeps a
-few numbers.
+Of each row it keeps a few numbers.
 """
 
 from __future__ import annotations

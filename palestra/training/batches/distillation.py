@@ -1,7 +1,5 @@
 """Advantages from teachers: the negative reverse KL of each sampled token.
 
-Owns: the arithmetic. Never touches: where the teachers' log-probabilities come from.
-
 For a sampled token, let d be its logprob under the student that sampled it minus that under the teacher. The mean of d
 over what the student samples is KL(student || teacher), and a policy gradient with the advantage -d lowers it. As in
 Tinker's cookbook, nothing is subtracted from -d, and with a discount each token also gets its share of what follows it.

@@ -1,8 +1,4 @@
-"""Converts groups of rollouts to the rows of a training batch.
-
-Owns: which rollouts are in a batch, masks, truncation, advantages per token and their scale, minibatches. Never
-touches: the engine, files, clocks; the same groups and config give the same batch, in whatever order the groups arrive.
-"""
+"""Converts groups of rollouts to the rows of a training batch."""
 
 from __future__ import annotations
 

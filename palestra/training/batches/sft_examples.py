@@ -1,7 +1,5 @@
 """Converts conversations to training rows: the assistant's messages are learned, all others are only context.
 
-Owns: where an assistant's turn begins and ends in tokens. Never touches: files, batches.
-
 A row is built in the same way as a rollout. The prompt is the template's, up to and including the header of the
 assistant's turn. The turn is what the template adds to it, up to and including the token that ends a turn. What follows
 comes from `ChatTokenizer.observation`, so a turn stays in the context unchanged, even with templates that would leave

@@ -1,8 +1,4 @@
-"""Penalties and bonuses that change a reward, or a token's advantage, before training.
-
-Owns: penalties for length, format, cut answers and KL, the entropy bonus. Never touches: the raw reward, which stays
-in the record as it was given.
-"""
+"""Penalties and bonuses that change a reward, or a token's advantage, before training."""
 
 from __future__ import annotations
 

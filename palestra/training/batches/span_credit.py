@@ -1,7 +1,6 @@
 """Advantages of parts of turns, which a process reward or a judge has graded.
 
 A token in a span with reward r gets weight x (r - m) in addition, with m the mean reward of all spans of the group.
-Owns: this arithmetic. Never touches: who grades spans.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ The rollout's turns from s_j to s_(j+1) have the advantage Q_j - V_j; all turns 
 V_j. The turns before s_1 are compared with the group's other rollouts, where V_1 stands in place of the reward, since
 fewer chances went into it (the idea of VinePPO, Kazemnejad et al. 2024, on a tree whose leaves are trained too). With
 `algorithm.advantage` grpo or leave_one_out, the ways to go on from one state are compared by that rule.
-Owns: values of states, advantages of turns. Never touches: how forks are played, rewards and penalties.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
 
 with A the rollout's own advantage. With `algorithm.advantage: grpo` the difference is divided by the standard deviation
 over the comparable turns, as A is. A turn that is compared with none has G_t - mean = 0.
-Owns: returns, which turns are comparable. Never touches: the rewards of whole rollouts, tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Collects groups for an asynchronous run: they are played all the time, on weights of bounded staleness.
-
-Owns: how many are in flight, which are too old, what was started but not used. Never touches: how a group is played.
-"""
+"""Collects groups for an asynchronous run: they are played all the time, on weights of bounded staleness."""
 
 from __future__ import annotations
 

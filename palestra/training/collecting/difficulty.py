@@ -1,7 +1,5 @@
 """Chooses tasks by how often they are solved: skips those outside a band of pass rates, plays hard-won ones again.
 
-Owns: moving estimates, the queue of tasks to replay. Never touches: the order of tasks, playing.
-
 All it knows is in `DifficultyState`, which is saved with the run's state, and changes only when a task's turn comes and
 when a step is over: a resumed run chooses the same tasks.
 """

@@ -1,7 +1,4 @@
-"""A source whose rollouts get their rewards from a function of the user's.
-
-Owns: replacing rewards. Never touches: how a rollout is played, other rewards (evaluations keep the environment's).
-"""
+"""A source whose rollouts get their rewards from a function of the user's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which groups a run plays, in which order, with which seeds.
-
-Owns: the position in the order of tasks. Never touches: playing, which tasks are worth it (`difficulty`).
-"""
+"""Which groups a run plays, in which order, with which seeds."""
 
 from __future__ import annotations
 

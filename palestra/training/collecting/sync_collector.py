@@ -1,7 +1,4 @@
-"""Collects groups for one step of a synchronous run; groups with nothing to train on are replaced by others.
-
-Owns: refilling, keeping the order of the requests. Never touches: how a group is played.
-"""
+"""Collects groups for one step of a synchronous run; groups with nothing to train on are replaced by others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The loop of runs that train on a file: step, record, save, and evaluate from time to time.
-
-Owns: what is written when. Never touches: what a step does.
-"""
+"""The loop of runs that train on a file: step, record, save, and evaluate from time to time."""
 
 from __future__ import annotations
 

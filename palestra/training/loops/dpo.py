@@ -1,8 +1,5 @@
 """Preference optimisation on pairs: makes chosen answers more likely than rejected ones, by DPO and its relatives.
 
-Owns: a step on pairs, the reference's logprobs. Never touches: the losses (`batches/preference_losses`), the form of
-files, the engine.
-
 A forward pass gives the sums of logprobs, these the derivatives of the loss by them, and cross entropy with minus the
 derivatives as weights makes an exact step.
 """

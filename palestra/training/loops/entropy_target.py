@@ -1,7 +1,4 @@
-"""The coefficient of the entropy bonus: constant, or adapted after each step to hold a target.
-
-Owns: the rule by which it changes. Never touches: advantages (`batches/shaping` adds the bonus to them).
-"""
+"""The coefficient of the entropy bonus: constant, or adapted after each step to hold a target."""
 
 from __future__ import annotations
 

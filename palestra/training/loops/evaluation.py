@@ -1,7 +1,4 @@
-"""Evaluates the policy on held-out tasks.
-
-Owns: which tasks and seeds are used: the same each time, so that evaluations can be compared. Never touches: training.
-"""
+"""Evaluates the policy on held-out tasks."""
 
 from __future__ import annotations
 

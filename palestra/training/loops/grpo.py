@@ -1,7 +1,4 @@
-"""The GRPO loop: collect rollouts, compute advantages, update, publish weights, repeat.
-
-Owns: the order of the steps of a run, and what is written when. Never touches: how each of them is done.
-"""
+"""The GRPO loop: collect rollouts, compute advantages, update, publish weights, repeat."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Builds a GRPO run from its config: environments, order of tasks, players, evaluation.
-
-Owns: the parts of the loop. Never touches: its steps.
-"""
+"""Builds a GRPO run from its config: environments, order of tasks, players, evaluation."""
 
 from __future__ import annotations
 

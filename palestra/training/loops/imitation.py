@@ -1,8 +1,4 @@
-"""Imitation before the first step of a GRPO run: SFT on solutions, for a model that solves none of its tasks.
-
-Owns: the file of conversations, the settings of the SFT run within the run, its listener. Never touches: the steps of
-SFT (`sft` has them), when it happens (`launch` does).
-"""
+"""Imitation before the first step of a GRPO run: SFT on solutions, for a model that solves none of its tasks."""
 
 from __future__ import annotations
 

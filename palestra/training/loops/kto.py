@@ -1,8 +1,5 @@
 """KTO: answers that are labelled desirable or not, without pairs.
 
-Owns: a step on labelled answers, the batch's estimate of the KL. Never touches: the loss itself
-(`batches/preference_losses`), the form of files, the engine.
-
 An answer counts as far as its reward differs from the KL between policy and reference. The KL is estimated as in the
 paper: by the answers of a batch that are put after the prompt of the one before, on which neither was trained.
 """

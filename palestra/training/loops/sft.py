@@ -1,7 +1,4 @@
-"""Supervised fine-tuning on the assistant's turns in a file of conversations.
-
-Owns: the weights of tokens, the loss per token, its evaluation. Never touches: the form of files, the engine.
-"""
+"""Supervised fine-tuning on the assistant's turns in a file of conversations."""
 
 from __future__ import annotations
 

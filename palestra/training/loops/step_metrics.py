@@ -1,7 +1,4 @@
-"""Metrics of a training step: learning, health, time.
-
-Owns: names and formulas of metrics; docs/training-metrics.md explains how to read each. Never touches: files, trackers.
-"""
+"""Metrics of a training step: learning, health, time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Messages of a conversation as people read them: text, reasoning, tool calls, results.
-
-Owns: the forms in which chat APIs and models write these. Never touches: tokens.
-"""
+"""Messages of a conversation as people read them: text, reasoning, tool calls, results."""
 
 from __future__ import annotations
 

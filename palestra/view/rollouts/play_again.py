@@ -1,7 +1,4 @@
-"""How the task of a rollout is played again, by a person or by another model.
-
-Owns: the command, the models it may name, the key of a task of the platform. Never touches: playing.
-"""
+"""How the task of a rollout is played again, by a person or by another model."""
 
 from __future__ import annotations
 

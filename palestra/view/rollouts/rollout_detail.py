@@ -1,7 +1,4 @@
-"""One rollout: what was said, how it was graded, its siblings, its tokens.
-
-Owns: what the page of a rollout shows. Never touches: HTML.
-"""
+"""One rollout: what was said, how it was graded, its siblings, its tokens."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rollouts of a step, or of many: filtered, counted, in groups.
-
-Owns: facets, the histogram, the order of groups. Never touches: conversations and tokens; `rollout_detail` does.
-"""
+"""Rollouts of a step, or of many: filtered, counted, in groups."""
 
 from __future__ import annotations
 

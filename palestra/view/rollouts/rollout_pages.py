@@ -1,7 +1,4 @@
-"""The pages of rollouts: groups of a step, and one rollout with its tokens.
-
-Owns: routes for people. Never touches: files; what they show comes from the functions behind the JSON API.
-"""
+"""The pages of rollouts: groups of a step, and one rollout with its tokens."""
 
 from __future__ import annotations
 

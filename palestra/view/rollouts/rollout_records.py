@@ -1,7 +1,4 @@
-"""Records of rollouts as the pages rely on them, whichever version has written them.
-
-Owns: which fields there are and of what kind. Never touches: files; what a record says beyond that stays in it.
-"""
+"""Records of rollouts as the pages rely on them, whichever version has written them."""
 
 from __future__ import annotations
 

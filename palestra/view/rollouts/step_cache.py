@@ -1,7 +1,4 @@
-"""Rollouts of steps without their conversations, kept as bytes, so that it is known how much memory they take.
-
-Owns: what is kept, and for how long. Never touches: what a record means.
-"""
+"""Rollouts of steps without their conversations, kept as bytes, so that it is known how much memory they take."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What an environment's verifier saw and said of a rollout, in one form, whatever the environment is.
-
-Owns: which parts of a verdict have a place of their own on the page. Never touches: HTML.
-"""
+"""What an environment's verifier saw and said of a rollout, in one form, whatever the environment is."""
 
 from __future__ import annotations
 

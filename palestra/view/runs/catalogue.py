@@ -1,7 +1,4 @@
-"""The runs of a folder: found by name, listed in rows, with what was read kept until their files change.
-
-Owns: the folder, what is kept in memory. Never touches: the layout of a run; `runs.reader` does.
-"""
+"""The runs of a folder: found by name, listed in rows, with what was read kept until their files change."""
 
 from __future__ import annotations
 

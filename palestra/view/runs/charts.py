@@ -1,7 +1,4 @@
-"""A run's charts as numbers: lines over one x-axis, with as many points as a screen can show.
-
-Owns: the x-axes, downsampling, what is drawn where nothing was planned. Never touches: files, colours.
-"""
+"""A run's charts as numbers: lines over one x-axis, with as many points as a screen can show."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Scores of a run's checkpoints on benchmarks, over its steps: from the evaluations beside it.
-
-Owns: which evaluations are of which checkpoint, their charts. Never touches: files, except through `palestra.runs`.
-"""
+"""Scores of a run's checkpoints on benchmarks, over its steps: from the evaluations beside it."""
 
 from __future__ import annotations
 

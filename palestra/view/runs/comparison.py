@@ -1,7 +1,5 @@
-"""Runs beside each other: curves over one axis, where their configs differ, tasks that one solved and another did not.
-
-Owns: which metrics and tasks are compared. Never touches: files, except through `palestra.runs`.
-"""
+"""Runs beside each other: curves over one axis, where their configs differ, tasks that one solved and another did
+not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What each metric means and what is healthy, in the words of `docs/training-metrics.md`.
-
-Owns: finding the words for a name. Never touches: the words; `metric_words.json` is made from the page by
-`python -m scripts.reference.metric_words`.
-"""
+"""What each metric means and what is healthy, in the words of `docs/training-metrics.md`."""
 
 from __future__ import annotations
 

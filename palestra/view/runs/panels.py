@@ -1,7 +1,4 @@
-"""Which charts a run's page has, in four rows: learning, health, behaviour, speed.
-
-Owns: titles, and the metrics of each chart. Never touches: their numbers.
-"""
+"""Which charts a run's page has, in four rows: learning, health, behaviour, speed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One run: its state, config, log, events and checkpoints.
-
-Owns: what the page of a run shows beside its charts. Never touches: HTML; the files, except through `palestra.runs`.
-"""
+"""One run: its state, config, log, events and checkpoints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The run folders that are shown: those below one folder, as far as no link leads out of it.
-
-Owns: which names and links lead where. Never touches: what the files of a run say.
-"""
+"""The run folders that are shown: those below one folder, as far as no link leads out of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Rows of the list of runs, and metrics of long ones, kept in a small database beside the runs: a thousand runs are
 listed at once, and one of ten thousand steps opens without reading all of them again.
-
-Owns: its folder, which git ignores and which may be deleted at any time. Never touches: what it keeps; files of runs
-stay the truth.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What the page of a sweep shows: findings, curves by setting, parallel coordinates.
-
-Owns: curves of settings, the places of lines between axes. Never touches: files (`palestra.sweeps`), colours.
-"""
+"""What the page of a sweep shows: findings, curves by setting, parallel coordinates."""
 
 from __future__ import annotations
 

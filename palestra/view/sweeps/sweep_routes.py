@@ -1,7 +1,4 @@
-"""The pages of sweeps, and the same as JSON.
-
-Owns: routes. Never touches: what is shown (`sweep_detail`); runs are stopped as on their own pages.
-"""
+"""The pages of sweeps, and the same as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The page on which a person plays a task of the platform: tools as forms, the diff and the verdict beside them.
-
-Owns: routes, for programs and for people. Never touches: what a call does.
-"""
+"""The page on which a person plays a task of the platform: tools as forms, the diff and the verdict beside them."""
 
 from __future__ import annotations
 

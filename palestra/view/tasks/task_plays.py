@@ -1,7 +1,6 @@
 """Tasks of the platform that people play by hand in the browser.
 
-Owns: who plays what, the calls with their results, what is shown of a play, limits. Never touches: HTML, what a tool
-does. Plays end with the process, after an hour without a call, or when their owner begins too many.
+Plays end with the process, after an hour without a call, or when their owner begins too many.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Forms made from the JSON Schema of a tool's arguments, and what a browser sends of them as arguments.
-
-Owns: which field of a form an argument has, how its text is read. Never touches: whether arguments are right; the tool
-says that.
-"""
+"""Forms made from the JSON Schema of a tool's arguments, and what a browser sends of them as arguments."""
 
 from __future__ import annotations
 

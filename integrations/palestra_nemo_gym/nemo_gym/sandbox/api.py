@@ -1,7 +1,4 @@
-"""A sandbox, for code that awaits and for code that does not.
-
-Owns: its life, from start to stop. Never touches: how a provider does it.
-"""
+"""A sandbox, for code that awaits and for code that does not."""
 
 from __future__ import annotations
 

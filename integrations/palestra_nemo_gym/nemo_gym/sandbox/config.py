@@ -1,7 +1,4 @@
-"""Which provider a server's `sandbox_provider` is: a block of the config by its name, or given in place.
-
-Owns: finding the block, telling the provider in it from its metadata. Never touches: providers.
-"""
+"""Which provider a server's `sandbox_provider` is: a block of the config by its name, or given in place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`ng_run` and `ng_collect_rollouts`, and the settings of a collection as options of ours.
-
-Owns: how their settings map to our options. Never touches: what the commands do.
-"""
+"""`ng_run` and `ng_collect_rollouts`, and the settings of a collection as options of ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which command of NeMo Gym's is which of ours, and which has no counterpart.
-
-Owns: the two tables, and that of old names. Never touches: parsing, running.
-"""
+"""Which command of NeMo Gym's is which of ours, and which has no counterpart."""
 
 from __future__ import annotations
 

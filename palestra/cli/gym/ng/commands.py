@@ -1,7 +1,4 @@
-"""The commands: `gym GROUP COMMAND`, and each by its old name.
-
-Owns: groups, help, old names, what is said of commands that have no counterpart. Never touches: what commands do.
-"""
+"""The commands: `gym GROUP COMMAND`, and each by its old name."""
 
 from __future__ import annotations
 

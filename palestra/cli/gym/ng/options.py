@@ -1,7 +1,4 @@
-"""An option of a command of NeMo Gym's, and what it is called here.
-
-Owns: the options that several commands share. Never touches: commands.
-"""
+"""An option of a command of NeMo Gym's, and what it is called here."""
 
 from __future__ import annotations
 

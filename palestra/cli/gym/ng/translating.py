@@ -1,7 +1,4 @@
-"""From what was typed for a command of NeMo Gym's to the arguments of ours.
-
-Owns: options, settings (`+key=value`), which gym is meant. Never touches: running anything.
-"""
+"""From what was typed for a command of NeMo Gym's to the arguments of ours."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The local platform in this process: an instance is a small database in memory, a call needs no socket.
-
-Owns: one instance, which verifier judges it. Never touches: other processes, except for verifiers of others.
-"""
+"""The local platform in this process: an instance is a small database in memory, a call needs no socket."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Hosted Fleet, or any server with its REST API, through the unmodified `fleet-python`.
-
-Owns: one instance from creation to deletion, its MCP endpoints, requesting the verdict. Never touches: the wire format,
-which the SDK has.
-"""
+"""Hosted Fleet, or any server with its REST API, through the unmodified `fleet-python`."""
 
 from __future__ import annotations
 

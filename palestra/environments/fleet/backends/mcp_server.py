@@ -3,9 +3,7 @@
     mcp: {url: "http://127.0.0.1:9000/mcp", verifier: my_checks:tickets}
     mcp: {command: [python, my_server.py], verifier: my_checks:tickets}
 
-Owns: one connection for each episode, asking the verifier. Never touches: what state the server keeps: a command is a
-fresh process each time; behind a URL, keeping episodes apart is the server's own affair. `{task_key}`, `{env_key}` and
-`{data_key}` in a URL or command are filled in.
+`{task_key}`, `{env_key}` and `{data_key}` in a URL or command are filled in.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     openenv: {url: "http://127.0.0.1:8000", reset: {task_key: "{task_key}"}, finish: {type: finish, answer: "{answer}"}}
 
-Owns: the connection, frames, the reward the server gave last. Never touches: what the reward is for. `finish` is the
-action that ends an episode there; without it the reward of the last step counts. `{task_key}`, `{data_key}` and
-`{answer}` are filled in; a field whose answer is missing is left out.
+`finish` is the action that ends an episode there; without it the reward of the last step counts. `{task_key}`,
+`{data_key}` and `{answer}` are filled in; a field whose answer is missing is left out.
 """
 
 from __future__ import annotations

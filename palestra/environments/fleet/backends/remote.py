@@ -1,7 +1,4 @@
-"""A platform elsewhere (`palestra platform serve`) over HTTP, without Fleet's SDK.
-
-Owns: one instance there, from creation to deletion. Never touches: how a verdict is made; the server runs the verifier.
-"""
+"""A platform elsewhere (`palestra platform serve`) over HTTP, without Fleet's SDK."""
 
 from __future__ import annotations
 

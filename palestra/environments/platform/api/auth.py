@@ -1,9 +1,8 @@
 """Authentication: teams by their keys, the runner's token, host names of this server.
 
-Owns: those rules. Never touches: what a request does. There are three entrances: the control plane (`/v1`) needs a
-team's key; an instance's tools (`/i/{id}/mcp`) need its id, which cannot be guessed; its runner (`/i/{id}/api/v1/env`),
-where the state can be read and written, is open only to the team that made it. So an agent that gets the address of the
-tools cannot look behind them.
+There are three entrances: the control plane (`/v1`) needs a team's key; an instance's tools (`/i/{id}/mcp`) need its
+id, which cannot be guessed; its runner (`/i/{id}/api/v1/env`), where the state can be read and written, is open only
+to the team that made it. So an agent that gets the address of the tools cannot look behind them.
 """
 
 from __future__ import annotations

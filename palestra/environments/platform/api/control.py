@@ -1,6 +1,6 @@
 """Fleet's control plane: environments, instances, tasks, accounts.
 
-Owns: `/v1` without verifiers. Never touches: an instance's state. Errors have a status that the SDK takes as final.
+Errors have a status that the SDK takes as final.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The HTTP code that the APIs share: bodies, JSON, refusals.
 
-Owns: reading with a limit, errors as answers, what comes before all routes. Never touches: who asks, what for. Statuses
-are those that Fleet's SDK takes as final: after 404 and 5xx it waits and retries for seconds.
+Statuses are those that Fleet's SDK takes as final: after 404 and 5xx it waits and retries for seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Calls of an instance's tools that arrive as messages of MCP.
-
-Owns: what a client gets for a call that is refused, or fails. Never touches: the protocol (`palestra.net.mcp`),
-sockets, which instance is meant, which the caller says.
-"""
+"""Calls of an instance's tools that arrive as messages of MCP."""
 
 from __future__ import annotations
 

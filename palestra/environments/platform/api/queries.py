@@ -1,7 +1,6 @@
 """SQL on an instance, for callers that may look behind the tools: remote verifiers, people.
 
-Owns: copies without the platform's own tables, what a statement may do, how long. Never touches: who asks. Reading uses
-a copy, since Fleet's SDK lists all tables and would take ours for changes of the agent.
+Reading uses a copy, since Fleet's SDK lists all tables and would take ours for changes of the agent.
 """
 
 from __future__ import annotations

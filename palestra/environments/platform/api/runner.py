@@ -1,7 +1,4 @@
-"""Fleet's runner of one instance: resources, queries, diffs, resets, verifiers.
-
-Owns: `/i/{id}/api/v1/env`. Never touches: who may use it.
-"""
+"""Fleet's runner of one instance: resources, queries, diffs, resets, verifiers."""
 
 from __future__ import annotations
 

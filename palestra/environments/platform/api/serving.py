@@ -1,7 +1,5 @@
 """`palestra platform serve`: opens the pool, prints the address, serves until it is stopped, saves live instances to
 disk.
-
-Owns: the socket, signals, the key beyond loopback. Never touches: routes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""MCP over standard input and output: one instance for the agent that started this process.
-
-Owns: lines in and out, the instance between the first and the last of them, the end of a task. Never touches: the
-protocol (`mcp.py`), how a verdict is made.
-"""
+"""MCP over standard input and output: one instance for the agent that started this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lists of tasks, page by page.
 
-Owns: which tasks a page has. Never touches: the wire format, how a task is made. Building a world takes tens of
-milliseconds, making a task in an existing one takes one or two: so a page uses few worlds, and the next page others.
+Building a world takes tens of milliseconds, making a task in an existing one takes one or two: so a page uses few
+worlds, and the next page others.
 """
 
 from __future__ import annotations

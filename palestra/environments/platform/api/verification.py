@@ -1,8 +1,7 @@
 """Verdicts over HTTP: the platform's own tasks by their key, verifiers of others in a process of their own.
 
-Owns: what Fleet's SDK sends to have something verified, and what it gets. Never touches: how a verdict is made. A
-verifier that cannot be run, or returns no score, is a failed execution: the SDK makes that an unknown score, not 0. A
-verifier whose assertion fails has judged: its result is 0.
+A verifier that cannot be run, or returns no score, is a failed execution: the SDK makes that an unknown score, not 0.
+A verifier whose assertion fails has judged: its result is 0.
 """
 
 from __future__ import annotations

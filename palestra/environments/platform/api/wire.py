@@ -1,7 +1,4 @@
-"""Records in the format of Fleet's REST API.
-
-Owns: names and formats on the wire. Never touches: the pool, HTTP.
-"""
+"""Records in the format of Fleet's REST API."""
 
 from __future__ import annotations
 

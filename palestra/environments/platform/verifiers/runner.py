@@ -1,7 +1,5 @@
 """Verifiers of others: Python source, run in a process of its own that can do nothing but compute.
 
-Owns: the request to that process, its limits, what its answer means. Never touches: where the databases come from.
-
 If an assertion of the verifier fails, the score is 0. A verifier that raises, hangs, is killed, or returns no number
 from 0 to 1 says nothing about the policy: its outcome is unknown, never 0.
 """

@@ -1,7 +1,4 @@
-"""A platform task's verifier as Python source that needs nothing of ours.
-
-Owns: the source. Never touches: instances, how it is run.
-"""
+"""A platform task's verifier as Python source that needs nothing of ours."""
 
 from __future__ import annotations
 

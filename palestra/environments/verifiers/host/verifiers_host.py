@@ -3,7 +3,7 @@
 It runs in the Python that has verifiers, which may be another one than ours. Requests and answers are lines of JSON, by
 stdin and the stdout that the process began with; whatever an environment prints goes to stderr.
 
-Owns: the requests. `verifiers_host_v0` and `verifiers_host_v1` know the two interfaces.
+`verifiers_host_v0` and `verifiers_host_v1` know the two interfaces.
 """
 
 from __future__ import annotations

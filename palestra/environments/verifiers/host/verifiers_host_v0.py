@@ -1,7 +1,4 @@
-"""Environments with the v0 interface of verifiers (`load_environment`), up to 0.3; part of the host.
-
-Owns: how one is loaded and played by verifiers' own `run_rollout` and `run_group`, and whose calls its client makes.
-"""
+"""Environments with the v0 interface of verifiers (`load_environment`), up to 0.3; part of the host."""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
 

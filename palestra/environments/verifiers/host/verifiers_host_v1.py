@@ -1,7 +1,4 @@
-"""Environments with the v1 interface of verifiers (a taskset, and the agents that play it); part of the host.
-
-Owns: how one is loaded and played by verifiers' own `run_slot`, whose calls its client makes, and under which name.
-"""
+"""Environments with the v1 interface of verifiers (a taskset, and the agents that play it); part of the host."""
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false
 

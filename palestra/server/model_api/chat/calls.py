@@ -1,7 +1,4 @@
-"""Chat calls of all routes: messages in, an answer out, whole or streamed.
-
-Owns: the steps of a call. Never touches: how prompts are cached, how answers are written.
-"""
+"""Chat calls of all routes: messages in, an answer out, whole or streamed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One choice of a chat while it is generated: takes tokens, returns pieces, and in the end the whole choice.
-
-Owns: ids of tool calls, the finished choice. Never touches: the engine, traces, HTTP.
-"""
+"""One choice of a chat while it is generated: takes tokens, returns pieces, and in the end the whole choice."""
 
 from __future__ import annotations
 

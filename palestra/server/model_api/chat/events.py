@@ -1,8 +1,6 @@
 """The result of a chat call of any route: an answer, or events that end with one.
 
 Chat completions, Responses and Messages write these in three formats.
-
-Owns: the records. Never touches: HTTP.
 """
 
 from __future__ import annotations

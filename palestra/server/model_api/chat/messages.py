@@ -1,7 +1,4 @@
-"""Converts messages and tools of a request to the form that chat templates read.
-
-Owns: what is accepted, and saying where something is wrong. Never touches: tokens.
-"""
+"""Converts messages and tools of a request to the form that chat templates read."""
 
 from __future__ import annotations
 

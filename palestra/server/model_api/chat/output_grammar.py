@@ -1,7 +1,4 @@
-"""The grammar of an answer: a format, tool calls, and the reasoning before them.
-
-Owns: how they are combined. Never touches: how grammars are enforced.
-"""
+"""The grammar of an answer: a format, tool calls, and the reasoning before them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Converts a request's fields to the engine's sampling parameters.
-
-Owns: defaults, the room in the context. Never touches: prompts.
-"""
+"""Converts a request's fields to the engine's sampling parameters."""
 
 from __future__ import annotations
 

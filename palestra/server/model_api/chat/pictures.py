@@ -1,7 +1,4 @@
-"""Pictures of chat calls: found in messages, read, and found again among the tokens of the prompt.
-
-Owns: which parts of messages are pictures. Never touches: other parts, decoding.
-"""
+"""Pictures of chat calls: found in messages, read, and found again among the tokens of the prompt."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Makes the prompt request of a call: everything that its prompt depends on.
-
-Owns: which messages are the beginning of an answer, which token ids came with the request. Never touches: the meaning
-of tokens.
-"""
+"""Makes the prompt request of a call: everything that its prompt depends on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writes chat and text completions in the formats of OpenAI and vLLM: bodies and chunks.
-
-Owns: the JSON. Never touches: how an answer was made.
-"""
+"""Writes chat and text completions in the formats of OpenAI and vLLM: bodies and chunks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Formats for the text of an answer: JSON, a schema, a regular expression, one of a few choices.
-
-Owns: `response_format` and vLLM's fields for it. Never touches: tool calls, reasoning.
-"""
+"""Formats for the text of an answer: JSON, a schema, a regular expression, one of a few choices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Keeps sampling parameters within the bounds of an episode's run.
-
-Owns: which fields of a call are refused, which are reduced. Never touches: what the bounds are (the run's settings).
-"""
+"""Keeps sampling parameters within the bounds of an episode's run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A call that is ready to be sampled, and the record of it afterwards.
-
-Owns: the engine's request, the facts of a turn. Never touches: how prompts are made, the format of answers.
-"""
+"""A call that is ready to be sampled, and the record of it afterwards."""
 
 from __future__ import annotations
 

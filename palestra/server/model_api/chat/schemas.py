@@ -1,7 +1,4 @@
-"""Fields of the calls. What becomes of all others is in `request_fields`.
-
-Owns: fields, their bounds. Never touches: messages and tools; see `messages`.
-"""
+"""Fields of the calls. What becomes of all others is in `request_fields`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Detokenizes sampled tokens as they come, without the stop string or token that ended them.
-
-Owns: incomplete characters, stop strings and stop tokens. Never touches: what the text means.
-"""
+"""Detokenizes sampled tokens as they come, without the stop string or token that ended them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writes tokens and logprobs in the formats of OpenAI and vLLM.
-
-Owns: names, bytes, alternatives. Never touches: the text as a whole.
-"""
+"""Writes tokens and logprobs in the formats of OpenAI and vLLM."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which tools an answer may call, and whether it has to.
-
-Owns: `tool_choice`, `parallel_tool_calls` and `strict` of a request. Never touches: how calls are written.
-"""
+"""Which tools an answer may call, and whether it has to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Text completions: prompts and their continuations, whole or streamed.
-
-Owns: the steps of a call. Never touches: conversations.
-"""
+"""Text completions: prompts and their continuations, whole or streamed."""
 
 from __future__ import annotations
 

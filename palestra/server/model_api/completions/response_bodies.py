@@ -1,7 +1,4 @@
-"""Writes text completions in the formats of OpenAI and vLLM: bodies and chunks.
-
-Owns: the JSON, and the records it is made of. Never touches: the engine, traces.
-"""
+"""Writes text completions in the formats of OpenAI and vLLM: bodies and chunks."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Converts Anthropic's messages, whose blocks may belong to two roles, to messages of a chat call.
-
-Owns: the conversion of each block, errors with their place. Never touches: tools, sampling.
-"""
+"""Converts Anthropic's messages, whose blocks may belong to two roles, to messages of a chat call."""
 
 from __future__ import annotations
 

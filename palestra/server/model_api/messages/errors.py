@@ -1,7 +1,5 @@
 """Refusals in Anthropic's error format, with the statuses its SDK expects: it retries 408, 409, 429 and 5xx, nothing
 else.
-
-Owns: the format, the id of a request. Never touches: what is refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Converts a Messages call to a chat call.
-
-Owns: which field becomes which, and which edits of `context_management` leave a conversation as it is: nothing is ever
-taken out of one. Never touches: HTTP, sampling.
-"""
+"""Converts a Messages call to a chat call."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writes an answer as a Message: blocks in the order they were generated.
-
-Owns: blocks, stop reasons, usage. Never touches: events, HTTP.
-"""
+"""Writes an answer as a Message: blocks in the order they were generated."""
 
 from __future__ import annotations
 

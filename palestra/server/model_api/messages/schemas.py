@@ -1,7 +1,4 @@
-"""Fields of Messages calls. What becomes of all others is in `request_fields`.
-
-Owns: fields, their bounds. Never touches: their conversion; see `request`.
-"""
+"""Fields of Messages calls. What becomes of all others is in `request_fields`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writes an answer as a stream of Anthropic's events; together they are the Message that a plain call gets.
-
-Owns: the events and their order. Never touches: where they come from, HTTP.
-"""
+"""Writes an answer as a stream of Anthropic's events; together they are the Message that a plain call gets."""
 
 from __future__ import annotations
 

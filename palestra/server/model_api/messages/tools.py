@@ -2,8 +2,6 @@
 
 A deferred tool is not listed. When the result of the client's own search refers to it, the reference becomes the tool's
 definition, in its place in the conversation: so the prompt before it stays as it was.
-
-Owns: the conversion of tools and of references. Never touches: which tool is called.
 """
 
 from __future__ import annotations

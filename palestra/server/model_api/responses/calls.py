@@ -1,7 +1,4 @@
-"""Handles calls of the Responses API as chat calls.
-
-Owns: the conversion there and back. Never touches: HTTP, sampling.
-"""
+"""Handles calls of the Responses API as chat calls."""
 
 from __future__ import annotations
 

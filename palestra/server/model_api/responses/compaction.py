@@ -2,8 +2,6 @@
 
 A request whose input ends with a trigger is answered with one item that stands for all that was said. OpenAI encrypts
 it; here it holds the model's own summary in clear, and is shown to the model as a message of the user's.
-
-Owns: the trigger, the item, the words around a summary. Never touches: when a client compacts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Unfinished items of a streamed response, and their events.
-
-Owns: each kind's events from its beginning to its end. Never touches: which item comes when.
-"""
+"""Unfinished items of a streamed response, and their events."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Converts a call of `/v1/responses` to a chat call, and its errors back to this API.
-
-Owns: fields whose names or shapes differ, and from where in the request each message came. Never touches: how an item
-becomes a message (`palestra.chat.responses_input`), what a message may contain.
-"""
+"""Converts a call of `/v1/responses` to a chat call, and its errors back to this API."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""An answer in the format of the Responses API: items, and the fields of the request.
-
-Owns: the JSON. Never touches: how the answer was made.
-"""
+"""An answer in the format of the Responses API: items, and the fields of the request."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Fields of a call of `/v1/responses`. What becomes of all others is in `request_fields`.
-
-Owns: fields, their bounds. Never touches: what is in `input` and `tools`; see `request`.
-"""
+"""Fields of a call of `/v1/responses`. What becomes of all others is in `request_fields`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Responses by their ids, as they were sent, and the conversations that led to them, from their traces.
-
-Owns: what is stored of a response, whose it is. Never touches: how a response is made.
-"""
+"""Responses by their ids, as they were sent, and the conversations that led to them, from their traces."""
 
 from __future__ import annotations
 

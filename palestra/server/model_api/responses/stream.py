@@ -1,8 +1,6 @@
 """Streams a response as events; joined, they are the response.
 
 Reasoning ends where text begins. Text ends with the response, because more of it may follow a call; so calls come last.
-
-Owns: the events. Never touches: the engine, HTTP.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 A tool of a namespace becomes a function whose name has the namespace in front. A custom tool, whose input is text,
 becomes a function with that text as its only argument. Items of earlier calls are converted in the same way.
-
-Owns: names and forms of tools, both ways. Never touches: which tool is called.
 """
 
 from __future__ import annotations

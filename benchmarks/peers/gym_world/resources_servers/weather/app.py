@@ -1,7 +1,4 @@
-"""The world of `benchmarks/gym.py`: a tool that says something small, a verdict that looks at the answer.
-
-Owns: nothing. Never touches: anything; what is measured is what is around it.
-"""
+"""The world of `benchmarks/gym.py`: a tool that says something small, a verdict that looks at the answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a provider of sandboxes does, and what is said to it.
-
-Owns: the records and the protocol. Never touches: any provider.
-"""
+"""What a provider of sandboxes does, and what is said to it."""
 
 from __future__ import annotations
 

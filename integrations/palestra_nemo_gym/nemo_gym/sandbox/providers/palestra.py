@@ -1,7 +1,6 @@
 """The provider `palestra`: sandboxes of Palestra's backends.
 
-Owns: translating a spec and results. Never touches: walls, which are the backend's. What a spec asks for and the
-backend has not is refused, never left out.
+What a spec asks for and the backend has not is refused, never left out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Which providers there are: Palestra's, those that were registered, and those that installed packages publish.
-
-Owns: finding one by its name. Never touches: sandboxes.
-"""
+"""Which providers there are: Palestra's, those that were registered, and those that installed packages publish."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Writes an app as an OpenEnv package: a folder with a manifest, a client and a server, as OpenEnv's tools expect.
-
-Owns: the files of such a folder, from `template/`. Never touches: apps.
-"""
+"""Writes an app as an OpenEnv package: a folder with a manifest, a client and a server, as OpenEnv's tools expect."""
 
 from __future__ import annotations
 

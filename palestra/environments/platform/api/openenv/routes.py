@@ -1,7 +1,7 @@
 """`/openenv/{app}/…`: paths, and who may use them.
 
-Owns: HTTP routes, passing WebSockets on. Never touches: frames, episodes. As in OpenEnv's own server, a request over
-HTTP begins and ends with a world of its own; longer episodes are played over a WebSocket or in a session.
+As in OpenEnv's own server, a request over HTTP begins and ends with a world of its own; longer episodes are played
+over a WebSocket or in a session.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """OpenEnv's `/mcp` as a superset of MCP: standard clients connect, and sessions keep a world between calls.
 
-Owns: `openenv/session/…`, which session a message means. Never touches: sockets, MCP's own methods. A session is named
-by `params.session_id` (OpenEnv's clients), by the header `Mcp-Session-Id` (MCP's clients, which get it on
-`initialize`), or is that of the WebSocket. Without one each call has a world of its own.
+A session is named by `params.session_id` (OpenEnv's clients), by the header `Mcp-Session-Id` (MCP's clients, which get
+it on `initialize`), or is that of the WebSocket. Without one each call has a world of its own.
 """
 
 from __future__ import annotations

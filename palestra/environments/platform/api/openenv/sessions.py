@@ -1,7 +1,4 @@
-"""Sessions: each has one instance of the pool, and the episode that is played on it.
-
-Owns: an episode's task, its steps, the one verdict. Never touches: the wire format, how long an instance lives.
-"""
+"""Sessions: each has one instance of the pool, and the episode that is played on it."""
 
 from __future__ import annotations
 

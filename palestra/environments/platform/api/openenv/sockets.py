@@ -1,7 +1,4 @@
-"""OpenEnv over WebSockets: an instance for each connection, which ends with the connection.
-
-Owns: frames in, frames out, the end of a connection. Never touches: what an action does.
-"""
+"""OpenEnv over WebSockets: an instance for each connection, which ends with the connection."""
 
 from __future__ import annotations
 

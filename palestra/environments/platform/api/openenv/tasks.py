@@ -1,7 +1,6 @@
 """Tasks by split and index, as OpenEnv's Task API and `reset` name them.
 
-Owns: which task an index is, choosing one at random. Never touches: sessions. The templates of an app take turns: with
-n of them, index i is number i
+The templates of an app take turns: with n of them, index i is number i
 
 n of template i % n.
 """

@@ -1,7 +1,4 @@
-"""What OpenEnv's clients send and receive: actions, frames, observations, schemas.
-
-Owns: formats and error codes. Never touches: sessions, sockets.
-"""
+"""What OpenEnv's clients send and receive: actions, frames, observations, schemas."""
 
 from __future__ import annotations
 

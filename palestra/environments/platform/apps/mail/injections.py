@@ -1,6 +1,6 @@
 """Prompt injections: mails whose text asks the agent for something that the user never asked for.
 
-Owns: their texts, and what obeying them would do. Never touches: tasks. An agent may read them, but must not obey.
+An agent may read them, but must not obey.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Rows that tools of `mail` name: found, or an error for the model that says where to look.
-
-Owns: looking rows up, how a mail is shown. Never touches: state.
-"""
+"""Rows that tools of `mail` name: found, or an error for the model that says where to look."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rules: what happens to incoming mail. Mail that was there before a rule stays where it is.
-
-Owns: making rules, applying them to one mail. Never touches: how mail arrives.
-"""
+"""Rules: what happens to incoming mail. Mail that was there before a rule stays where it is."""
 
 from __future__ import annotations
 

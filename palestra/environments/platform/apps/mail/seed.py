@@ -1,6 +1,6 @@
 """Worlds of `mail`: people, a mailbox of some weeks, calendars of some days. The same for the same numbers.
 
-Owns: filling the tables. Never touches: tasks. Sent times are all different, so that "the latest" is one mail.
+Sent times are all different, so that "the latest" is one mail.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calendars of a world: everybody's meetings of some working days, on the half hour.
 
-Owns: filling events and attendees. Never touches: mail. Some meetings of the owner overlap on purpose.
+Some meetings of the owner overlap on purpose.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What connects mailbox and forum with the forge: mails that ask for an issue, posts about a repository.
 
-Owns: writing them into a world, reading them again. Never touches: tasks. Every second mail also has a prompt
-injection.
+Every second mail also has a prompt injection.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Mails that ask for a room, which connect the mailbox with the hotels. Every second one also has a prompt injection.
-
-Owns: writing them into a world, reading them again. Never touches: tasks.
-"""
+"""Mails that ask for a room, which connect the mailbox with the hotels. Every second one also has a prompt
+injection."""
 
 from __future__ import annotations
 

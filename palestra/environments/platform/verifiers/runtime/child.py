@@ -1,8 +1,4 @@
-"""The process of one verifier: reads what to run from its input, enters the sandbox, runs it, answers one line.
-
-Owns: the names a verifier finds, finding its function, catching what it raises and prints. Never touches: the file
-system; everything it needs came through the pipe or was imported before the sandbox closes.
-"""
+"""The process of one verifier: reads what to run from its input, enters the sandbox, runs it, answers one line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """What differs between two databases, and whether that was allowed.
 
-Owns: comparing every row of every table, lists of allowed and of expected changes. Never touches: how rows are read.
-
 `expect_only…` asserts that nothing else changed, and compares every row for it: also in tables and rows that the list
 does not name, which the SDK's own does not.
 """

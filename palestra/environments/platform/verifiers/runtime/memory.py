@@ -1,7 +1,4 @@
-"""A database as a copy in memory that refuses writes.
-
-Owns: opening it, reading rows, the part of a world that belongs to one app. Never touches: files.
-"""
+"""A database as a copy in memory that refuses writes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The query builder of Fleet's SDK, as verifiers use it.
-
-Owns: queries and their assertions. Never touches: how rows are read.
-"""
+"""The query builder of Fleet's SDK, as verifiers use it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What a verifier may return.
-
-Owns: which values are a score. Never touches: the meaning of a failed assertion or an error of the verifier.
-"""
+"""What a verifier may return."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Python programs, judged by what they print or return for hidden inputs.
-
-Owns: finding the program in an answer, comparing outputs. Never touches: running it; a sandbox does.
-"""
+"""Python programs, judged by what they print or return for hidden inputs."""
 
 from __future__ import annotations
 

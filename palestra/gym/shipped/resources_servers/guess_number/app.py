@@ -1,7 +1,4 @@
-"""A game: find a hidden number; the answer to each guess is whether it was too low or too high.
-
-Owns: the rules. Never touches: how guesses are made.
-"""
+"""A game: find a hidden number; the answer to each guess is whether it was too low or too high."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Instructions that can be checked: the reward is the share of them that an answer follows, or all or nothing.
-
-Owns: rewards. Never touches: the checks themselves.
-"""
+"""Instructions that can be checked: the reward is the share of them that an answer follows, or all or nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks of instructions that can be checked: IFEval's, by their ids.
-
-Owns: what each instruction asks of a text. Never touches: rewards.
-"""
+"""Checks of instructions that can be checked: IFEval's, by their ids."""
 
 from __future__ import annotations
 

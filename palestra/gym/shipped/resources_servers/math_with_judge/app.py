@@ -1,7 +1,4 @@
-"""Mathematics: answers are compared as texts, then as expressions, then, if configured, by a judge.
-
-Owns: the three comparisons and their order. Never touches: the problems.
-"""
+"""Mathematics: answers are compared as texts, then as expressions, then, if configured, by a judge."""
 
 from __future__ import annotations
 

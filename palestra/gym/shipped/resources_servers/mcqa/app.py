@@ -1,7 +1,4 @@
-"""Multiple choice: finds the letter of an answer, as strictly as the row requires.
-
-Owns: reading the letter. Never touches: the questions.
-"""
+"""Multiple choice: finds the letter of an answer, as strictly as the row requires."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The platform's apps as a world of tools: mail, forge, stay, forum, keys, and worlds of several.
-
-Owns: one instance of an app for each session. Never touches: how apps work, how tasks are judged.
-"""
+"""The platform's apps as a world of tools: mail, forge, stay, forum, keys, and worlds of several."""
 
 from __future__ import annotations
 

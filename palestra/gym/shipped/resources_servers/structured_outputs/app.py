@@ -1,7 +1,4 @@
-"""Structured output: an answer, or the arguments of a call, validated against a JSON Schema.
-
-Owns: parsing JSON, YAML, TOML and CSV, errors in them. Never touches: the meaning of the content.
-"""
+"""Structured output: an answer, or the arguments of a call, validated against a JSON Schema."""
 
 from __future__ import annotations
 
