@@ -27,18 +27,18 @@ SETTING_NAMES = ("max_tokens", "max_context", "temperature", "top_p", "top_k", "
 
 def sampling_tags(settings: RolloutSettings) -> dict[str, str]:
     """Returns tags that tell players how to make an episode's model calls."""
-    fields = msgspec.to_builtins(settings)
-    return {name: repr(fields[name]) for name in SETTING_NAMES}
+    return {name: repr(getattr(settings, name)) for name in SETTING_NAMES}
 
 
 def settings_of(tags: Mapping[str, str], otherwise: RolloutSettings) -> RolloutSettings:
     """Reads the settings from the tags of an episode; returns `otherwise` if its trainer sent none, or none that are
     numbers."""
-    fields = {name: tags[name] for name in SETTING_NAMES if name in tags}
+    types = {field.name: field.type for field in msgspec.structs.fields(RolloutSettings)}
     try:
-        return msgspec.convert({**msgspec.to_builtins(otherwise), **fields}, RolloutSettings, strict=False)
+        given = {name: msgspec.convert(tags[name], types[name], strict=False) for name in SETTING_NAMES if name in tags}
     except msgspec.ValidationError:
         return otherwise
+    return msgspec.structs.replace(otherwise, **given)
 
 
 class EpisodePlayer(Protocol):
