@@ -28,8 +28,9 @@ def test_with_the_real_package(package: str):
 
 @pytest.mark.parametrize("package", ["reasoning-gym", "textarena", "verifiers"])
 def test_the_example_loads(package: str):
-    (entry,) = load_train_config([ROOT / "examples" / f"{package}.yaml"], []).environments
-    assert entry.name.startswith(f"{package.replace('-', '_')}:")
+    entries = load_train_config([ROOT / "examples" / f"{package}.yaml"], []).environments
+    assert entries
+    assert all(entry.name.startswith(f"{package.replace('-', '_')}:") for entry in entries)
 
 
 @pytest.mark.e2e
