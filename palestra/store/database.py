@@ -157,6 +157,8 @@ class Store:
             # nothing.
             if group := [job for job in group if job.is_given_up is None or not job.is_given_up()]:
                 _tell_all(group, self._commit(group))
+        if self._conn is not None:
+            self._database.unlock(self._conn)
         self._disconnect()
         self._database.release()
 
@@ -233,6 +235,7 @@ class Store:
         except BaseException:
             conn.close()
             raise
+        self._database.unlock(conn)
         conn.close()
         self._database.release()
         return self._writes.connect()

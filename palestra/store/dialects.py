@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url, text
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from palestra.store.errors import StoreError, StoreLocked
 from palestra.util.locks import FileLock, Locked
@@ -38,6 +39,10 @@ class Database(ABC):
     def lock(self, conn: Connection) -> None:
         """Takes the lock, which is held until the writer's connection `conn` is closed and `release` is called. Raises
         `StoreLocked` if another server holds it."""
+
+    @abstractmethod
+    def unlock(self, conn: Connection) -> None:
+        """Returns what of the lock the connection itself holds, before it is closed in order."""
 
     @abstractmethod
     def release(self) -> None: ...
@@ -97,6 +102,9 @@ class SqliteDatabase(Database):
             pid = e.note.decode(errors="replace").strip()
             raise self._locked(f" (process {pid})" if pid else "") from e
 
+    def unlock(self, conn: Connection) -> None:
+        pass
+
     def release(self) -> None:
         if self._lock is not None:
             self._lock.release()
@@ -139,6 +147,13 @@ class PostgresDatabase(Database):
         for name, value in KEEPALIVES.items():
             conn.execute(text(f"SET tcp_{name} = {value}"))
         conn.commit()
+
+    def unlock(self, conn: Connection) -> None:
+        # PostgreSQL notices only after a while that a connection was closed: whoever opens the database next would be
+        # told that it is in use.
+        with suppress(SQLAlchemyError):
+            conn.execute(text("SELECT pg_advisory_unlock_all()"))
+            conn.commit()
 
     def release(self) -> None:
         pass
