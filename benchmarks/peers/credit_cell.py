@@ -78,7 +78,7 @@ class CreditJob(Struct, frozen=True):
     world: str
     method: str
     settings: JsonObject
-    """Of the method: parts of a run's config."""
+    """The parts of a run's config that make the method."""
     lr: float
     seed: int
 

@@ -1,4 +1,4 @@
-"""transformers' `generate` and continuous batching, each in the configuration it is told."""
+"""Times transformers' `generate` and its continuous batching, each with the settings of the benchmark."""
 
 from __future__ import annotations
 

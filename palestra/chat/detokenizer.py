@@ -45,6 +45,11 @@ class IncrementalDecoder:
         self._move(self._behind)
         return certain
 
+    @property
+    def is_within_character(self) -> bool:
+        """Whether the tokens so far end inside of a character, or may do so."""
+        return len(self._window) > self._behind
+
     def finish(self) -> str:
         rest = self._decode(self._window)[len(self._emitted) :]
         self._window, self._behind, self._emitted = [], 0, ""
@@ -68,3 +73,19 @@ class IncrementalDecoder:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special=False)
+
+
+def token_ranges(
+    tokenizer: ChatTokenizer, tokens: Sequence[int], *, keep_special: bool = False
+) -> list[tuple[int, int]]:
+    """Returns the characters of the text that each token has a part in: start and end. Tokens of one character have
+    the same."""
+    decoder, ranges = IncrementalDecoder(tokenizer, keep_special=keep_special, keep=()), []
+    start = length = 0
+    for place, token in enumerate(tokens, 1):
+        length += len(decoder.feed([token]))
+        if not decoder.is_within_character:
+            ranges += [(start, length)] * (place - len(ranges))
+            start = length
+    end = length + len(decoder.finish())
+    return ranges + [(start, end)] * (len(tokens) - len(ranges))

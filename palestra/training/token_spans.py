@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from palestra.chat import ChatTokenizer
+from palestra.chat.detokenizer import token_ranges
 
 
 class TokenSpan(NamedTuple):
@@ -39,12 +40,6 @@ def _without_end(tokens: Sequence[int], stops: Sequence[int]) -> tuple[Sequence[
 
 
 def _ends(tokenizer: ChatTokenizer, tokens: Sequence[int]) -> dict[int, int]:
-    """The last token that ends at each length of the text, in characters. A token inside of a character ends nowhere:
-    the text so far is then not the beginning of the whole."""
-    whole = tokenizer.decode(tokens, skip_special=False)
-    found = {}
-    for place in range(len(tokens)):
-        text = tokenizer.decode(tokens[: place + 1], skip_special=False)
-        if whole.startswith(text):
-            found[len(text)] = place
-    return found
+    """The last token that ends at each length of the text, in characters."""
+    ranges = token_ranges(tokenizer, tokens, keep_special=True)
+    return {end: place for place, (_, end) in enumerate(ranges)}

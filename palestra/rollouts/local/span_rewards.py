@@ -8,6 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from palestra.chat import ChatTokenizer
+from palestra.chat.detokenizer import token_ranges
 from palestra.types.rollouts import LARGEST_REWARD, SpanReward
 
 Place = Annotated[int, Meta(ge=0)]
@@ -23,11 +24,9 @@ class CharSpan(Struct, frozen=True):
 
 def token_spans(spans: Sequence[CharSpan], tokens: Sequence[int], tokenizer: ChatTokenizer) -> list[SpanReward]:
     """Returns the tokens that have a part in each span. One that spells nothing of the text is left out."""
-    ends = [len(tokenizer.decode(tokens[: place + 1])) for place in range(len(tokens))]
-    found = []
+    found, ranges = [], token_ranges(tokenizer, tokens)
     for span in spans:
-        before = [0, *ends]
-        inside = [place for place, end in enumerate(ends) if end > span.start and before[place] < span.end]
+        inside = [place for place, (start, end) in enumerate(ranges) if end > span.start and start < span.end]
         if inside and span.end > span.start:
             found.append(SpanReward(inside[0], inside[-1] + 1, span.reward))
     return found

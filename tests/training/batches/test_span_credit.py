@@ -41,6 +41,17 @@ def test_nothing_and_beyond_the_end_are_no_tokens():
     assert token_spans(spans, tokens, chat_tokenizer()) == [SpanReward(0, len(tokens), 2.0)]
 
 
+@pytest.mark.parametrize("text", [SAID, "naïve 北京 🙂🙂 end", "🙂"])
+def test_every_token_of_a_character_has_its_part_in_it(text: str):
+    tokenizer = chat_tokenizer()
+    tokens = tokenizer.encode_text(text)
+    for at, character in enumerate(text):
+        (span,) = token_spans([CharSpan(at, at + 1, 1.0)], tokens, tokenizer)
+        spelled = tokenizer.decode(tokens[span.start : span.end])
+        assert character in spelled
+        assert spelled in text
+
+
 @pytest.mark.parametrize("spans", ["x", [{"start": -1, "end": 2, "reward": 1}], [{"start": 0, "end": 2}]])
 def test_spans_that_cannot_be_read_are_a_failure_of_the_environment(spans: Any):
     rollout = play(spans)
