@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from harness import Progress, Report, Row, argument_parser, figure, machine, report, some_of, versions
 from peers.contest import Contest, Target
-from peers.decode import Ceilings, DecodeWork, decode_contender
+from peers.decode import Ceilings, DecodeWork, decode_contender, prefill_contender
 from peers.workloads import SampleWork, TrainWork, ragged, sampling_contender, training_contender
 
 from palestra.model import Adapter
@@ -139,17 +140,30 @@ def decode(contest: Contest, what: str, target: Target) -> list[Row]:
     return rows
 
 
-def decode_hybrid(contest: Contest, what: str, target: Target) -> list[Row]:
-    """As `decode`, one sampler after another: the states of 256 sequences of Qwen3.5-4B are 12 GB."""
-    ours, steps = contest.ours, 32 if contest.quick else 128
+def hybrid(contest: Contest, what: str, target: Target) -> list[Row]:
+    """Models with recurrent states: decoding, one sampler after another (the states of 256 sequences of Qwen3.5-9B are
+    13 GB), a long prompt, and training of short and of long sequences."""
+    ours, steps, goals = contest.ours, 32 if contest.quick else 128, HYBRID_GOALS.get(contest.shape, {})
+    limits, one, rows = Ceilings.measured(ours.device), ours.snapshots(1), []
+
+    def add(name: str, contender: Callable[[], float]) -> None:
+        rows.append(contest.alone(f"{what}, {name}", "tok/s", contender, Target(value=goals.get(name))))
+        contest.progress.say(f"{rows[-1].what}: {figure(rows[-1].ours.median)} tok/s")
+
+    for n in (256, 1):
+        name, work = f"{n} row{'s' if n > 1 else ''}, one adapter", DecodeWork(n, steps=steps)
+        add(name, decode_contender(ours, work, one))
+        share = rows[-1].ours.median / limits.tokens_per_s(ours.model.spec, work)
+        contest.note(f"{what}, {name}: {share:.0%} of the roofline")
+        contest.release()
+    add("a prompt of 32,768", prefill_contender(ours, 32768, one[0]))
+    ours.free(one)
+    contest.release()
     one = ours.adapters(1, unembed=False)
-    ours.tenants(TrainWork((16,)), one, together=True)()  # a step: the adapter is not zero any more
-    rows = []
-    for n in (256, 64, 1):
-        name = f"{what}, {n} row{'s' if n > 1 else ''}, one adapter"
-        contender = decode_contender(ours, DecodeWork(n, steps=steps), one)
-        rows.append(contest.alone(name, "tok/s", contender, target))
-        del contender
+    for lengths in ((512,) * 16, (32768,)):
+        work = TrainWork(lengths)
+        step = training_contender(ours.stepper(work, *one, checkpointing=True), work.tokens, ours.device)
+        add(f"training {len(lengths)} x {lengths[0]:,}", step)
         contest.release()
     ours.free(one)
     return rows
@@ -266,8 +280,18 @@ EXPERT_GOALS = {
     "gpt-oss-20b": {"256 rows, one adapter": 10_000, "1 row, one adapter": 150},
     "qwen3.5-35b-a3b": {"256 rows, one adapter": 6_000, "1 row, one adapter": 120},
 }
-FAMILIES = {"qwen3-30b-a3b": "qwen3_moe", "gpt-oss-20b": "gpt_oss", "qwen3.5-35b-a3b": "qwen3_5_moe"}
+HYBRID_GOALS = {
+    "qwen3.5-9b": {"256 rows, one adapter": 15_000, "1 row, one adapter": 150, "training 16 x 512": 9_500},
+}
+FAMILIES = {
+    "qwen3-30b-a3b": "qwen3_moe",
+    "gpt-oss-20b": "gpt_oss",
+    "qwen3.5-9b": "qwen3_5",
+    "qwen3.5-35b-a3b": "qwen3_5_moe",
+    "nemotron-3-nano": "nemotron_h",
+}
 """Models in shapes that no other family has; their weights are drawn on the card."""
+OVERRIDES: dict[str, dict[str, Any]] = {"nemotron-3-nano": {"mamba_head_dim": 64, "n_groups": 8}}
 CASES = (
     Case(
         "sample_ragged",
@@ -315,7 +339,7 @@ CASES = (
     Case("sample_tenants", sample_tenants, targets={"tiny": Target(ratio=0.8)}),
     Case("decode", decode, gpu_shapes=("qwen3-4b",), on_cpu=False, targets={"qwen3-4b": Target(value=27_000)}),
     Case("experts", experts, gpu_shapes=tuple(EXPERT_GOALS), on_cpu=False),
-    Case("decode_hybrid", decode_hybrid, gpu_shapes=("qwen3.5-4b",), on_cpu=False),
+    Case("hybrid", hybrid, gpu_shapes=("qwen3.5-9b", "nemotron-3-nano"), on_cpu=False),
     Case(
         "decode_roofline",
         decode_roofline,
@@ -371,7 +395,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
         with tempfile.TemporaryDirectory(prefix="palestra-bench-") as scratch:
             progress.doing(f"making the {shape} model of {family}")
             if shape in FAMILIES:
-                folder, model = Path(scratch), draw_model(family, shape, dtype, args.device)
+                folder, model = Path(scratch), draw_model(family, shape, dtype, args.device, OVERRIDES.get(shape))
             else:
                 folder = make_random_model(Path(scratch) / shape, family=family, shape=shape, dtype=dtype)
                 model = None

@@ -25,7 +25,7 @@ def main() -> int:
     from triton.testing import do_bench
 
     from palestra.model.kernels.causal_conv import causal_conv
-    from palestra.model.kernels.delta_rule import Spans, delta_chunks, delta_rule, delta_steps
+    from palestra.model.kernels.delta_rule import Spans, delta_rule, delta_steps
     from palestra.model.mixers.kernel_recurrence import PackedKernelRecurrence, SpanArrays
 
     def rows(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -38,10 +38,10 @@ def main() -> int:
         speed = f", {moved / ms / 1e9:.2f} TB/s" if moved else ""
         print(f"{what}: {ms * 1e3:.0f} us a layer, {ms * DELTA_LAYERS:.1f} ms for {DELTA_LAYERS}{speed}", flush=True)
 
-    def tables(lengths: list[int], *, chunked: bool) -> tuple[torch.Tensor, Spans]:
-        arrays = SpanArrays.of(lengths, list(range(len(lengths))), [chunked] * len(lengths))
-        spans = (arrays.chunked, arrays.chunks) if chunked else (arrays.steps,)
-        return torch.from_numpy(arrays.rows).cuda(), Spans(*(torch.from_numpy(a).cuda() for a in spans))
+    def tables(lengths: list[int]) -> tuple[torch.Tensor, Spans]:
+        arrays = SpanArrays.of(lengths, list(range(len(lengths))))
+        rows, *spans = (torch.from_numpy(a).cuda() for a in (arrays.rows, arrays.table, arrays.chunks))
+        return rows, Spans(*spans)
 
     def forward_backward(
         recur: Recurrence, leaves: list[torch.Tensor], weight: torch.Tensor, grad: torch.Tensor
@@ -50,7 +50,7 @@ def main() -> int:
 
     weight = torch.randn(SPEC.conv_kernel, SPEC.conv_size, device="cuda")
     for n in (1, 64, 256):
-        row_table, spans = tables([1] * n, chunked=False)
+        row_table, spans = tables([1] * n)
         packed, states = rows(n), torch.zeros(n, *SPEC.state_shape, device="cuda")
         inputs = torch.zeros(n, *SPEC.conv_state_shape, device="cuda", dtype=torch.bfloat16)
         out = torch.empty(n, SPEC.n_value_heads, SPEC.value_dim, device="cuda")
@@ -58,18 +58,18 @@ def main() -> int:
         show(f"steps, {n} rows", delta_steps, *packed, spans, SPEC, states, out, moved=moved)
         alone = partial(causal_conv, are_alone=True)
         show(f"convolution, {n} rows", alone, packed[0], weight, row_table, inputs)
-    for lengths in ([2048], [512] * 16):
-        packed, (row_table, spans) = rows(sum(lengths)), tables(lengths, chunked=True)
+    for lengths in ([2048], [32768], [512] * 16):
+        packed, (row_table, spans) = rows(sum(lengths)), tables(lengths)
         states = torch.zeros(len(lengths), *SPEC.state_shape, device="cuda")
         out = torch.empty(len(packed[0]), SPEC.n_value_heads, SPEC.value_dim, device="cuda")
         name = f"{len(lengths)} x {lengths[0]} tokens"
-        show(f"chunks, {name}", delta_chunks, *packed, spans, SPEC, states, out)
+        show(f"steps, {name}", delta_steps, *packed, spans, SPEC, states, out)
         leaves = [x.requires_grad_() for x in packed]
         found = delta_rule(leaves[0], leaves[1], leaves[2], spans, SPEC)
         grad = torch.randn_like(found)
         show(f"gradient, {name}", partial(torch.autograd.grad, retain_graph=True), found, leaves, grad)
         recur = PackedKernelRecurrence(lengths, {0: SPEC}, "cuda")
-        show(f"convolution, chunks and gradients, {name}", forward_backward, recur, leaves, weight, grad)
+        show(f"convolution, forward pass and gradients, {name}", forward_backward, recur, leaves, weight, grad)
     return 0
 
 

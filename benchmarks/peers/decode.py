@@ -4,6 +4,7 @@ allow."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -79,6 +80,19 @@ def decode_contender(ours: Ours, work: DecodeWork, adapters: list[Adapter]) -> C
     return run
 
 
+def prefill_contender(ours: Ours, length: int, adapter: Adapter) -> Callable[[], float]:
+    """Tokens of a prompt per second, until its first token is sampled."""
+    sampler = Sampler(ours.model.decoder, ours.pool, cache_tokens=2 * length, max_rows=4, prefill_tokens=PREFILL_TOKENS)
+    runs = itertools.count()
+
+    def run() -> float:
+        prompt = tuple(np.random.default_rng([6, next(runs)]).integers(0, ours.vocab_size, length).tolist())
+        request = SampleRequest(prompt=prompt, params=SamplingParams(max_tokens=1, stop_token_ids=()))
+        return length / timed(lambda: sampler.generate([request], [adapter]), ours.device)
+
+    return run
+
+
 @dataclass(frozen=True, slots=True)
 class Ceilings:
     """Measured on this card."""
@@ -96,9 +110,11 @@ class Ceilings:
         return cls(2 * (4 << 30) / fastest(lambda: b.copy_(a)), 2 * 8192**3 / fastest(lambda: x @ y))
 
     def tokens_per_s(self, spec: ModelSpec, work: DecodeWork, itemsize: int = 2) -> float:
-        """The fastest a step can be that reads once what it needs of weights, keys and values, or is bound by its
-        products. Rows choose their experts at random."""
+        """The fastest a step can be that moves once what it needs of weights, keys, values and states, or is bound by
+        its products. Rows choose their experts at random."""
         kv_bytes = spec.kv_numbers_per_token * itemsize * work.rows * work.context
+        for recurrence in spec.recurrences.values():  # states are float32, read and written
+            kv_bytes += 2 * 4 * math.prod(recurrence.state_shape) * work.rows
         whole, read, used = count_parameters(spec), 0.0, 0.0
         for experts in spec.experts.values():
             numbers = experts.n_experts * experts.n_products * experts.size * (experts.latent_size or spec.hidden_size)

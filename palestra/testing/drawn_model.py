@@ -12,14 +12,26 @@ from torch import Tensor
 from palestra.model import Decoder, Model, ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.loading.weights import lay_out
-from palestra.testing.random_model import SHAPES, draw, parameters_of, random_config
+from palestra.model.quantised.forms import Form
+from palestra.testing.random_config import SHAPES, Shape, random_config
+from palestra.testing.random_model import draw, parameters_of
 
 
-def draw_model(family: str, shape: str, dtype: str, device: str, overrides: dict[str, Any] | None = None) -> Model:
-    config = random_config(family, SHAPES[shape], overrides=overrides) | {"dtype": dtype}
+def draw_model(
+    family: str,
+    shape: str | Shape,
+    dtype: str,
+    device: str,
+    overrides: dict[str, Any] | None = None,
+    form: Form | None = None,
+) -> Model:
+    """`form`: of 8 or 4 bits, in which the weights of linear layers are kept."""
+    config = random_config(family, shape if isinstance(shape, Shape) else SHAPES[shape], overrides=overrides) | {
+        "dtype": dtype
+    }
     spec, where = ModelSpec.from_config(config), torch.device(device)
-    weights = lay_out(RandomWeights(config, where), spec, getattr(torch, dtype), where, None)
-    return Model(Path("memory"), spec, Decoder(spec, weights))
+    weights = lay_out(RandomWeights(config, where), spec, getattr(torch, dtype), where, form)
+    return Model(Path("memory"), spec, Decoder(spec, weights), form.name if form else None)
 
 
 class RandomWeights(WeightFiles):

@@ -39,6 +39,9 @@ SHAPES = {
     "qwen3.5-9b": Shape(4096, 32, 16, 4, 256, 12288, 248320, tie=False, max_positions=262144),
     "gpt-oss-20b": Shape(2880, 24, 64, 8, 64, 2880, 201088, tie=False, max_positions=131072, experts=(32, 4, 2880)),
     "qwen3.5-35b-a3b": Shape(2048, 40, 16, 2, 256, 512, 248320, tie=False, max_positions=262144, experts=(256, 8, 512)),
+    "nemotron-3-nano": Shape(
+        2688, 26, 32, 2, 128, 1856, 131072, tie=False, max_positions=262144, experts=(128, 6, 1856)
+    ),
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -105,7 +105,7 @@ def test_the_plan_follows_device_rows_and_shapes(compute):
 
     assert set(names()) == {"tiny", "small"}
     gpu_only = {"decode", "decode_roofline", "train_packed", "numerics"}
-    assert set(names()["tiny"]) == set(compute.NAMES) - gpu_only - {"decode_hybrid", "experts"}
+    assert set(names()["tiny"]) == set(compute.NAMES) - gpu_only - {"hybrid", "experts"}
     on_gpu = names("--device", "cuda")
     assert on_gpu["qwen3-0.6b"] == ["sample_ragged", "sample_uniform", "train_ragged"]
     assert on_gpu["qwen3-8b"] == ["decode_roofline"]

@@ -21,13 +21,13 @@ class Spans:
     """Neighbouring rows of sequences."""
 
     table: Tensor
-    """int32 [spans, 4]: first row, rows (0: nothing to do), first chunk, slot of the state."""
+    """int32 [spans, 4]: first row, rows (0: nothing to do), first chunk, slot of the state (-1: none)."""
     chunks: Tensor | None = None
-    """int32 [chunks, 2]: first row, rows (0: nothing to do); none where spans are computed in steps."""
+    """int32 [chunks, 2]: first row, rows (0: nothing to do). Gradients need them."""
 
 
 def count_chunks(spans: Spans) -> int:
-    assert spans.chunks is not None, "these spans are computed in steps"
+    assert spans.chunks is not None, "gradients need the chunks of spans"
     return len(spans.chunks)
 
 

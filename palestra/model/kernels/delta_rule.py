@@ -1,10 +1,13 @@
-"""The gated delta rule by kernels, in its two forms: steps of one position, and chunks of 64 by products.
+"""The gated delta rule by kernels: forward position by position, its gradient in chunks of 64.
 
-A program has one head of one sequence (and some of its value dimensions), in tiles whose shape depends on the model
-alone: a row's bits do not depend on what is computed beside it, nor on where a sequence was cut. Everything is float32;
-products are three passes of tf32 (`tf32x3`), which keeps float32's accuracy on tensor cores. Chunks take two launches:
-what they need before any state is known, all at once, then each sequence's chunks in order. The gradient keeps the
-states between chunks and computes the rest again; it has no atomics.
+Prompts, decoding and the trainer's forward pass run the same kernel, so that a sampled token has the trainer's bits. A
+program has one head of one sequence and some of its value dimensions, in one warp, which sums without waiting for
+others. Its tile depends on the model alone, and the kernel has one variant: a row's bits do not depend on what is
+computed beside it, nor on where a sequence was cut.
+
+The gradient is that of the chunked form, which is equal up to rounding: it takes the states between chunks, which the
+forward pass has kept, and computes the rest again by products, three passes of tf32 (`tf32x3`) with float32's accuracy.
+It has no atomics. Everything is float32.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
@@ -49,32 +52,57 @@ def _raw_gradient(X, rows, is_row, first, d, D: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
-def _step_kernel(
-    QKV, BETA, DECAY, STATES, OUT, SPANS, scale, stride, N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+def _position(
+    QKV, BETA, DECAY, row, head, i, j, stride, N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr,
 ):  # fmt: skip
+    """A position's query, key and value as they are in memory, its beta and its decay."""
+    row = row.to(tl.int64)
+    x, gate = QKV + row * stride, row * (N_KEY_HEADS * SHARE) + head
+    q = tl.load(x + head // SHARE * DK + i, mask=i < DK, other=0.0)
+    k = tl.load(x + (N_KEY_HEADS + head // SHARE) * DK + i, mask=i < DK, other=0.0)
+    v = tl.load(x + 2 * N_KEY_HEADS * DK + head * DV + j, mask=j < DV, other=0.0)
+    return q, k, v, tl.load(BETA + gate), tl.load(DECAY + gate)
+
+
+@triton.jit(do_not_specialize=["keep_at"])
+def _steps_kernel(
+    QKV, BETA, DECAY, STATES, OUT, BEFORE, SPANS, scale, stride, keep_at, N_KEY_HEADS: tl.constexpr,
+    SHARE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The positions of a span in order; each is loaded while the one before is computed. BEFORE takes the states that
+    chunks begin with if `keep_at` is 0, none if it is -1. Where training and sampling differ there are conditions at
+    run time, not variants: in another variant the compiler may lay out the tile, and so order its sums, otherwise."""
     head, span, N_HEADS = tl.program_id(1), tl.program_id(2), N_KEY_HEADS * SHARE
     first, count = tl.load(SPANS + span * 4), tl.load(SPANS + span * 4 + 1)
     if count > 0:
         i, j = tl.arange(0, BLOCK_K), tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-        is_key, is_value = i < DK, j < DV
+        mask = (i < DK)[:, None] & (j < DV)[None]
         slot = tl.load(SPANS + span * 4 + 3).to(tl.int64)
-        place = STATES + (slot * N_HEADS + head) * DK * DV + i[:, None] * DV + j[None]
-        mask = is_key[:, None] & is_value[None]
-        state = tl.load(place, mask=mask, other=0.0)
-        for n in range(count):
-            row = (first + n).to(tl.int64)
-            x, gate = QKV + row * stride, row * N_HEADS + head
-            q = tl.load(x + head // SHARE * DK + i, mask=is_key, other=0.0).to(tl.float32)
-            k = tl.load(x + (N_KEY_HEADS + head // SHARE) * DK + i, mask=is_key, other=0.0).to(tl.float32)
-            v = tl.load(x + 2 * N_KEY_HEADS * DK + head * DV + j, mask=is_value, other=0.0).to(tl.float32)
-            q = q * (tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale)
-            k = k * tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
-            state = state * tl.exp(tl.load(DECAY + gate))
-            change = tl.load(BETA + gate) * (v - tl.sum(state * k[:, None], 0))
-            state = tl.fma(k[:, None], change[None], state)
-            tl.store(OUT + gate * DV + j, tl.sum(state * q[:, None], 0), mask=is_value)
-        tl.store(place, state, mask=mask)
+        in_slot = (i < DK)[:, None] & (j < tl.where(slot >= 0, DV, 0))[None]
+        state_place = STATES + (slot * N_HEADS + head) * DK * DV + i[:, None] * DV + j[None]
+        state = tl.load(state_place, mask=in_slot, other=0.0)
+        at = tl.load(SPANS + span * 4 + 2).to(tl.int64) * N_HEADS + head
+        last = first + count - 1
+        ahead = _position(QKV, BETA, DECAY, first, head, i, j, stride, N_KEY_HEADS, SHARE, DK, DV)
+        for start in range(0, count, CHUNK):
+            if keep_at == 0:
+                tl.store(BEFORE + at * DK * DV + i[:, None] * DV + j[None], state, mask=mask)
+                at += N_HEADS
+            for n in range(start, tl.minimum(start + CHUNK, count)):
+                q, k, v, beta, decay = ahead
+                following = tl.minimum(first + n + 1, last)
+                ahead = _position(QKV, BETA, DECAY, following, head, i, j, stride, N_KEY_HEADS, SHARE, DK, DV)
+                q, k, v = q.to(tl.float32), k.to(tl.float32), v.to(tl.float32)
+                q_unit = tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * scale
+                k_unit = tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
+                state = state * tl.exp(decay)
+                change = beta * (v - k_unit * tl.sum(state * k[:, None], 0))
+                state = tl.fma(k[:, None], (k_unit * change)[None], state)
+                out_place = OUT + ((first + n).to(tl.int64) * N_HEADS + head) * DV + j
+                tl.store(out_place, q_unit * tl.sum(state * q[:, None], 0), mask=j < DV)
+        tl.store(state_place, state, mask=in_slot)
 
 
 @triton.jit
@@ -108,52 +136,6 @@ def _chunk_products_kernel(
             weights = tl.sum(tl.where(r[None] == i, triangle, 0.0), 1)
             inverse -= tl.where(r[:, None] == i, tl.sum(weights[:, None] * inverse, 0)[None], 0.0)
         tl.store(INVERSES + place, inverse)
-
-
-@triton.jit
-def _chunks_kernel(
-    QKV, BETA, DECAY, STATES, OUT, BEFORE, SPANS, INVERSES, SCORES, scale, stride, N_KEY_HEADS: tl.constexpr,
-    SHARE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
-    CHUNK: tl.constexpr,
-):  # fmt: skip
-    """The chunks of a span, in order. STATES: where a span's state is (none: it begins with zeros and is dropped).
-    BEFORE: takes the state that each chunk begins with."""
-    head, span, N_HEADS = tl.program_id(1), tl.program_id(2), N_KEY_HEADS * SHARE
-    first, count = tl.load(SPANS + span * 4), tl.load(SPANS + span * 4 + 1)
-    if count > 0:
-        r, i = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
-        j = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-        is_value = (j < DV)[None]
-        in_state, mask = i[:, None] * DV + j[None], (i < DK)[:, None] & is_value
-        at = (tl.load(SPANS + span * 4 + 2).to(tl.int64)) * N_HEADS + head
-        if STATES is not None:
-            slot = tl.load(SPANS + span * 4 + 3).to(tl.int64)
-            state_place = STATES + (slot * N_HEADS + head) * DK * DV + in_state
-            state = tl.load(state_place, mask=mask, other=0.0)
-        else:
-            state = tl.zeros((BLOCK_K, BLOCK_V), tl.float32)
-        for start in range(0, count, CHUNK):
-            row0, live = first + start, tl.minimum(count - start, CHUNK)
-            row, is_row = (row0 + r).to(tl.int64), r < live
-            q, q_unit = _head(QKV, row * stride, is_row, head // SHARE * DK, DK, BLOCK_K)
-            k, k_unit = _head(QKV, row * stride, is_row, (N_KEY_HEADS + head // SHARE) * DK, DK, BLOCK_K)
-            v_place = QKV + row[:, None] * stride + 2 * N_KEY_HEADS * DK + head * DV + j[None]
-            v = tl.load(v_place, mask=is_row[:, None] & is_value, other=0.0).to(tl.float32)
-            beta, total, last = gates(BETA, DECAY, row0, live, head, N_HEADS, CHUNK)
-            grown, left = tl.exp(total), tl.exp(last - total)
-            square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
-            if BEFORE is not None:
-                tl.store(BEFORE + at * DK * DV + in_state, state, mask=mask)
-            wrong = v - (grown * k_unit)[:, None] * half_product(k, state)
-            change = product(tl.load(INVERSES + square), beta[:, None] * wrong)
-            out = (grown * scale * q_unit)[:, None] * half_product(q, state)
-            out += product(tl.load(SCORES + square), change)
-            out_place = OUT + (row[:, None] * N_HEADS + head) * DV + j[None]
-            tl.store(out_place, out, mask=is_row[:, None] & is_value)
-            state = tl.exp(last) * state + half_product(tl.trans(k), (left * k_unit)[:, None] * change)
-            at += N_HEADS
-        if STATES is not None:
-            tl.store(state_place, state, mask=mask)
 
 
 @triton.jit
@@ -275,20 +257,6 @@ def _chunk_gradients_kernel(
 
 
 def delta_steps(
-    qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec, states: Tensor, out: Tensor
-) -> None:
-    """Spans one position after another; advances their states, float32 [slots, value heads, key dim, value dim], and
-    writes their rows of `out`, float32 [rows, value heads, value dim]. Rows of `qkv` are dense, gates are float32."""
-    if len(spans.table):
-        beta, decay = beta.contiguous(), decay.contiguous()
-        _step_kernel[(_value_blocks(spec), spec.n_value_heads, len(spans.table))](
-            *(qkv, beta, decay, states, out, spans.table, spec.key_dim**-0.5, qkv.stride(0)),
-            **_shape(spec),
-            num_warps=4,
-        )
-
-
-def delta_chunks(
     qkv: Tensor,
     beta: Tensor,
     decay: Tensor,
@@ -298,18 +266,17 @@ def delta_chunks(
     out: Tensor,
     before: Tensor | None = None,
 ) -> None:
-    """Spans in chunks that begin with their first rows; otherwise as `delta_steps`. Without `states` they begin with
-    zeros. `before` takes the state that each chunk begins with."""
+    """Advances the states of spans, float32 [slots, value heads, key dim, value dim], and writes their rows of `out`,
+    float32 [rows, value heads, value dim]. A span whose slot is -1 begins with zeros, and its state is dropped.
+    `before` takes the state that each chunk of 64 positions begins with. Rows of `qkv` are dense, gates are float32."""
     if len(spans.table):
         beta, decay = beta.contiguous(), decay.contiguous()
-        inverses, scores = _chunk_products(qkv, beta, decay, spans, spec)
-        _chunks_kernel[(_value_blocks(spec), spec.n_value_heads, len(spans.table))](
-            *(qkv, beta, decay, states, out, before, spans.table, inverses, scores),
-            *(spec.key_dim**-0.5, qkv.stride(0)),
+        _steps_kernel[(_value_blocks(spec), spec.n_value_heads, len(spans.table))](
+            *(qkv, beta, decay, out if states is None else states, out, out if before is None else before),
+            *(spans.table, spec.key_dim**-0.5, qkv.stride(0), -1 if before is None else 0),
             **_shape(spec),
             CHUNK=CHUNK,
-            num_warps=4,
-            num_stages=1,
+            num_warps=1,
         )
 
 
@@ -324,7 +291,7 @@ def _packed(
     qkv: Tensor, beta: Tensor, decay: Tensor, spans: Spans, spec: DeltaNetSpec, before: Tensor | None
 ) -> Tensor:
     out = torch.empty(len(qkv), spec.n_value_heads, spec.value_dim, dtype=torch.float32, device=qkv.device)
-    delta_chunks(qkv, beta, decay, spans, spec, None, out, before)
+    delta_steps(qkv, beta, decay, spans, spec, None, out, before)
     return out
 
 

@@ -1,9 +1,8 @@
-"""Mamba-2's state space by kernels, in its two forms: steps of one position, and chunks of 64 by products.
+"""Mamba-2's state space by kernels: forward position by position, its gradient in chunks of 64; see `delta_rule`.
 
-As with the delta rule, a program has one head of one sequence (and some of its dimensions), in tiles whose shape
-depends on the model alone: a row's bits do not depend on what is computed beside it, nor on where a sequence was cut.
-Everything is float32. The gradient keeps the states between chunks and computes the rest again; it has no atomics:
-heads that share B and C are summed by one program, in order.
+A program has one head of one sequence and some of its dimensions. Everything is float32. The gradient takes the states
+between chunks and computes the rest again; it has no atomics: heads that share B and C are summed by one program, in
+order.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
@@ -45,71 +44,51 @@ def _decays(total, r):
 
 
 @triton.jit
-def _state_space_step_kernel(
-    XBC, DT, DECAY, STATES, OUT, SPANS, stride, N_GROUPS: tl.constexpr, SHARE: tl.constexpr, DN: tl.constexpr,
-    DP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
+def _position(
+    XBC, DT, DECAY, row, head, i, j, stride, N_GROUPS: tl.constexpr, SHARE: tl.constexpr, DN: tl.constexpr,
+    DP: tl.constexpr,
 ):  # fmt: skip
+    """A position's x, B and C as they are in memory, its time step and its decay."""
+    row = row.to(tl.int64)
+    here, gate = XBC + row * stride, row * (N_GROUPS * SHARE) + head
+    b_first = N_GROUPS * SHARE * DP + head // SHARE * DN
+    x = tl.load(here + head * DP + j, mask=j < DP, other=0.0)
+    b = tl.load(here + b_first + i, mask=i < DN, other=0.0)
+    c = tl.load(here + b_first + N_GROUPS * DN + i, mask=i < DN, other=0.0)
+    return x, b, c, tl.load(DT + gate), tl.load(DECAY + gate)
+
+
+@triton.jit(do_not_specialize=["keep_at"])
+def _state_space_steps_kernel(
+    XBC, DT, DECAY, STATES, OUT, BEFORE, SPANS, stride, keep_at, N_GROUPS: tl.constexpr, SHARE: tl.constexpr,
+    DN: tl.constexpr, DP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The positions of a span in order, as in `delta_rule`; in one variant, too."""
     head, span, N_HEADS = tl.program_id(1), tl.program_id(2), N_GROUPS * SHARE
     first, count = tl.load(SPANS + span * 4), tl.load(SPANS + span * 4 + 1)
     if count > 0:
         i, j = tl.arange(0, BLOCK_N), tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-        in_state, in_head = i < DN, j < DP
-        b_first = N_HEADS * DP + head // SHARE * DN
+        mask = (i < DN)[:, None] & (j < DP)[None]
         slot = tl.load(SPANS + span * 4 + 3).to(tl.int64)
-        place = STATES + (slot * N_HEADS + head) * DN * DP + i[:, None] * DP + j[None]
-        mask = in_state[:, None] & in_head[None]
-        state = tl.load(place, mask=mask, other=0.0)
-        for n in range(count):
-            row = (first + n).to(tl.int64)
-            here, gate = XBC + row * stride, row * N_HEADS + head
-            x = tl.load(here + head * DP + j, mask=in_head, other=0.0).to(tl.float32)
-            b = tl.load(here + b_first + i, mask=in_state, other=0.0).to(tl.float32)
-            c = tl.load(here + b_first + N_GROUPS * DN + i, mask=in_state, other=0.0).to(tl.float32)
-            x = x * tl.load(DT + gate)
-            state = tl.fma(b[:, None], x[None], state * tl.exp(tl.load(DECAY + gate)))
-            tl.store(OUT + gate * DP + j, tl.sum(state * c[:, None], 0), mask=in_head)
-        tl.store(place, state, mask=mask)
-
-
-@triton.jit
-def _state_space_chunks_kernel(
-    XBC, DT, DECAY, STATES, OUT, BEFORE, SPANS, stride, N_GROUPS: tl.constexpr, SHARE: tl.constexpr, DN: tl.constexpr,
-    DP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """The chunks of a span in order. BEFORE takes the state that each begins with."""
-    head, span, N_HEADS = tl.program_id(1), tl.program_id(2), N_GROUPS * SHARE
-    first, count = tl.load(SPANS + span * 4), tl.load(SPANS + span * 4 + 1)
-    if count > 0:
-        r, i = tl.arange(0, CHUNK), tl.arange(0, BLOCK_N)
-        j = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-        in_head = (j < DP)[None]
-        b_first = N_HEADS * DP + head // SHARE * DN
-        in_state, mask = i[:, None] * DP + j[None], (i < DN)[:, None] & in_head
+        in_slot = (i < DN)[:, None] & (j < tl.where(slot >= 0, DP, 0))[None]
+        state_place = STATES + (slot * N_HEADS + head) * DN * DP + i[:, None] * DP + j[None]
+        state = tl.load(state_place, mask=in_slot, other=0.0)
         at = tl.load(SPANS + span * 4 + 2).to(tl.int64) * N_HEADS + head
-        if STATES is not None:
-            slot = tl.load(SPANS + span * 4 + 3).to(tl.int64)
-            state_place = STATES + (slot * N_HEADS + head) * DN * DP + in_state
-            state = tl.load(state_place, mask=mask, other=0.0)
-        else:
-            state = tl.zeros((BLOCK_N, BLOCK_P), tl.float32)
+        last = first + count - 1
+        ahead = _position(XBC, DT, DECAY, first, head, i, j, stride, N_GROUPS, SHARE, DN, DP)
         for start in range(0, count, CHUNK):
-            row0, live = first + start, tl.minimum(count - start, CHUNK)
-            row, is_row = (row0 + r).to(tl.int64), r < live
-            if BEFORE is not None:
-                tl.store(BEFORE + at * DN * DP + in_state, state, mask=mask)
-            dt, total, last = gates(DT, DECAY, row0, live, head, N_HEADS, CHUNK)
-            b = _part(XBC, row * stride, is_row, b_first, DN, BLOCK_N)
-            c = _part(XBC, row * stride, is_row, b_first + N_GROUPS * DN, DN, BLOCK_N)
-            x_mask = is_row[:, None] & in_head
-            x = tl.load(XBC + row[:, None] * stride + head * DP + j[None], mask=x_mask, other=0.0)
-            scores = tl.dot(c, tl.trans(b)) * _decays(total, r) * dt[None]
-            out = tl.exp(total)[:, None] * half_product(c, state) + product_half(scores, x)
-            tl.store(OUT + (row[:, None] * N_HEADS + head) * DP + j[None], out, mask=x_mask)
-            written = (tl.exp(last - total) * dt)[:, None] * x.to(tl.float32)
-            state = tl.exp(last) * state + half_product(tl.trans(b), written)
-            at += N_HEADS
-        if STATES is not None:
-            tl.store(state_place, state, mask=mask)
+            if keep_at == 0:
+                tl.store(BEFORE + at * DN * DP + i[:, None] * DP + j[None], state, mask=mask)
+                at += N_HEADS
+            for n in range(start, tl.minimum(start + CHUNK, count)):
+                x, b, c, dt, decay = ahead
+                following = tl.minimum(first + n + 1, last)
+                ahead = _position(XBC, DT, DECAY, following, head, i, j, stride, N_GROUPS, SHARE, DN, DP)
+                x, b, c = x.to(tl.float32) * dt, b.to(tl.float32), c.to(tl.float32)
+                state = tl.fma(b[:, None], x[None], state * tl.exp(decay))
+                out_place = OUT + ((first + n).to(tl.int64) * N_HEADS + head) * DP + j
+                tl.store(out_place, tl.sum(state * c[:, None], 0), mask=j < DP)
+        tl.store(state_place, state, mask=in_slot)
 
 
 @triton.jit
@@ -205,19 +184,6 @@ def _state_space_gradients_kernel(
 
 
 def state_space_steps(
-    xbc: Tensor, dt: Tensor, decay: Tensor, spans: Spans, spec: MambaSpec, states: Tensor, out: Tensor
-) -> None:
-    """Spans one position after another; advances their states, float32 [slots, heads, state size, head dim], and writes
-    their rows of `out`, float32 [rows, heads, head dim]. Rows of `xbc` are dense, time steps and decays are float32."""
-    if len(spans.table):
-        _state_space_step_kernel[(_blocks(spec), spec.n_heads, len(spans.table))](
-            *(xbc, dt.contiguous(), decay.contiguous(), states, out, spans.table, xbc.stride(0)),
-            **_shape(spec),
-            num_warps=4,
-        )
-
-
-def state_space_chunks(
     xbc: Tensor,
     dt: Tensor,
     decay: Tensor,
@@ -227,15 +193,16 @@ def state_space_chunks(
     out: Tensor,
     before: Tensor | None = None,
 ) -> None:
-    """Spans in chunks that begin with their first rows; otherwise as `state_space_steps`. Without `states` they begin
-    with zeros. `before` takes the state that each chunk begins with."""
+    """Advances the states of spans, float32 [slots, heads, state size, head dim], and writes their rows of `out`,
+    float32 [rows, heads, head dim]. A span whose slot is -1 begins with zeros, and its state is dropped. `before` takes
+    the state that each chunk of 64 positions begins with. Rows of `xbc` are dense, time steps and decays float32."""
     if len(spans.table):
-        _state_space_chunks_kernel[(_blocks(spec), spec.n_heads, len(spans.table))](
-            *(xbc, dt.contiguous(), decay.contiguous(), states, out, before, spans.table, xbc.stride(0)),
+        _state_space_steps_kernel[(_blocks(spec), spec.n_heads, len(spans.table))](
+            *(xbc, dt.contiguous(), decay.contiguous(), out if states is None else states, out),
+            *(out if before is None else before, spans.table, xbc.stride(0), -1 if before is None else 0),
             **_shape(spec),
             CHUNK=CHUNK,
-            num_warps=4,
-            num_stages=1,
+            num_warps=1,
         )
 
 
@@ -248,7 +215,7 @@ def state_space(xbc: Tensor, dt: Tensor, decay: Tensor, spans: Spans, spec: Mamb
 
 def _packed(xbc: Tensor, dt: Tensor, decay: Tensor, spans: Spans, spec: MambaSpec, before: Tensor | None) -> Tensor:
     out = torch.empty(len(xbc), *spec.output_shape, dtype=torch.float32, device=xbc.device)
-    state_space_chunks(xbc, dt, decay, spans, spec, None, out, before)
+    state_space_steps(xbc, dt, decay, spans, spec, None, out, before)
     return out
 
 

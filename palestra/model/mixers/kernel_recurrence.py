@@ -24,35 +24,35 @@ class SpanArrays:
     """Packed spans of sequences on the host, int32: see `causal_conv` for `rows`, and `Spans` for the others."""
 
     rows: NDArray[np.int32]
-    steps: NDArray[np.int32]
-    chunked: NDArray[np.int32]
-    chunks: NDArray[np.int32]
+    table: NDArray[np.int32]
 
     @classmethod
-    def of(cls, lengths: Sequence[int], slots: Sequence[int], are_chunked: Sequence[bool]) -> SpanArrays:
-        """Spans that stand end to end; each is computed in chunks or in steps."""
-        counts, places, in_chunks = np.array(lengths, np.int32), np.array(slots, np.int32), np.array(are_chunked, bool)
+    def of(cls, lengths: Sequence[int], slots: Sequence[int]) -> SpanArrays:
+        """Spans that stand end to end."""
+        counts, places = np.array(lengths, np.int32), np.array(slots, np.int32)
         starts = np.cumsum(counts, dtype=np.int32) - counts
         offsets = np.arange(counts.sum(), dtype=np.int32) - np.repeat(starts, counts)
         rows = np.stack([offsets, np.repeat(counts - 1, counts) - offsets, np.repeat(places, counts)], 1)
-        n_chunks = np.where(in_chunks, -(-counts // CHUNK), 0)
-        spans = np.stack([starts, counts, np.cumsum(n_chunks) - n_chunks, places], 1).astype(np.int32)
-        chunked = spans[in_chunks]
-        chunks = [
+        n_chunks = -(-counts // CHUNK)
+        return cls(rows, np.stack([starts, counts, np.cumsum(n_chunks) - n_chunks, places], 1).astype(np.int32))
+
+    @property
+    def chunks(self) -> NDArray[np.int32]:
+        found = [
             (first + start, min(CHUNK, count - start))
-            for first, count, _, _ in chunked.tolist()
+            for first, count, _, _ in self.table.tolist()
             for start in range(0, count, CHUNK)
         ]
-        return cls(rows, spans[~in_chunks], chunked, np.array(chunks, np.int32).reshape(-1, 2))
+        return np.array(found, np.int32).reshape(-1, 2)
 
 
 class PackedKernelRecurrence:
     """Sequences that all begin here, with gradients; see `Recurrence`."""
 
     def __init__(self, lengths: Sequence[int], layers: Mapping[int, RecurrenceSpec], device: torch.device | str):
-        self.layers, n = layers, len(lengths)
-        arrays = SpanArrays.of(lengths, [0] * n, [True] * n)
-        self.rows, table, chunks = (to_device(a, device) for a in (arrays.rows, arrays.chunked, arrays.chunks))
+        self.layers = layers
+        arrays = SpanArrays.of(lengths, [-1] * len(lengths))
+        self.rows, table, chunks = (to_device(a, device) for a in (arrays.rows, arrays.table, arrays.chunks))
         self.spans = Spans(table, chunks)
 
     def convolve(self, layer: int, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -46,7 +46,6 @@ from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.layout import SITE_ENTRIES, SITE_KINDS, Layout, SiteName
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.lora.tiles import TileArrays, addresses, site_shape
-from palestra.model.mixers.chunked_scan import CHUNK
 from palestra.model.mixers.kernel_recurrence import SpanArrays
 from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.kernel_recurrence import SlottedKernelRecurrence, plan_spans
@@ -229,7 +228,7 @@ class StepGraphs:
             return None
         if any(len(tiles) > self._prefill_tiles(size, group) for group, tiles in step.prefill.items()):
             return None
-        if (spans := step.recurrence) and (len(spans.steps) > self._steps(size) or len(spans.chunks) > _chunks(size)):
+        if step.recurrence and len(step.recurrence.table) > self._spans(size):
             return None
         if step.lora is None:
             return GraphKey(size, shared_tiles=shared_tiles, has_prefill=has_prefill)
@@ -256,8 +255,8 @@ class StepGraphs:
         """Enough for a graph full of chunks that end within a tile."""
         return 2 * -(-rows // self._queries[group]) + SPARE_TILES
 
-    def _steps(self, rows: int) -> int:
-        """Spans whose states advance in steps: decoding rows, and what was generated before a preemption."""
+    def _spans(self, rows: int) -> int:
+        """Of recurrences: one for each sequence."""
         return min(rows, self.row_counts[-1] + SPARE_TILES)
 
     def record(self, key: GraphKey) -> None:
@@ -307,11 +306,9 @@ class StepGraphs:
         return PagedTiles(shape.n_heads // group, tiles, shared)
 
     def _recurrence(self, states: RecurrentStates, key: GraphKey) -> SlottedKernelRecurrence:
-        inputs, rows, n = self._inputs, key.rows, _chunks(key.rows)
-        steps, chunked = Spans(inputs.step_spans[: self._steps(rows)]), None
-        if key.has_prefill:
-            chunked = Spans(inputs.chunked_spans[:n], inputs.chunks[:n])
-        return SlottedKernelRecurrence(states, inputs.recurrent_rows[:rows], steps, chunked)
+        inputs, rows = self._inputs, key.rows
+        spans = Spans(inputs.recurrent_spans[: self._spans(rows)])
+        return SlottedKernelRecurrence(states, inputs.recurrent_rows[:rows], spans, not key.has_prefill)
 
 
 class _GraphLora:
@@ -355,9 +352,7 @@ class _Inputs:
             ("lora_scales", (rows + SPARE_TILES,), torch.float32),
             ("owners", (rows,), torch.int32),
             ("recurrent_rows", (rows, 3), torch.int32),
-            ("step_spans", (rows, 4), torch.int32),
-            ("chunked_spans", (_chunks(rows), 4), torch.int32),
-            ("chunks", (_chunks(rows), 2), torch.int32),
+            ("recurrent_spans", (rows, 4), torch.int32),
         ]
         for group, n in queries.items():
             shapes += [
@@ -419,10 +414,8 @@ class _Inputs:
         if spans := step.recurrence:
             views["recurrent_rows"][:rows] = spans.rows
             views["recurrent_rows"][rows:, 0] = -1
-            tables = {"step_spans": spans.steps, "chunked_spans": spans.chunked, "chunks": spans.chunks}
-            for name, table in tables.items():
-                views[name][: len(table)] = table
-                views[name][len(table) :, 1] = 0
+            views["recurrent_spans"][: len(spans.table)] = spans.table
+            views["recurrent_spans"][len(spans.table) :, 1] = 0
         for group, shared in step.shared.items():
             by_row, tiles, rows_of = (views[_of(group, f"shared_{name}")] for name in ("by_row", "tiles", "rows"))
             prefill, n = views[_of(group, "prefill_tiles")], len(shared.tiles)
@@ -458,11 +451,6 @@ def _row_counts(most: int, *, with_experts: bool) -> list[int]:
     64 where a model has experts, whose other products are narrow: 97 us for 14 at Qwen3-30B-A3B's attention output."""
     fewest = 64 if with_experts else 32
     return sorted({*range(fewest, min(most, 256), 32), *range(256, most, 64), max(fewest, most)})
-
-
-def _chunks(rows: int) -> int:
-    """Chunks of recurrences: enough for a graph full of prompts that end within one."""
-    return 2 * -(-rows // CHUNK) + SPARE_TILES
 
 
 def _few_tiles(rows: int) -> int:

@@ -137,13 +137,14 @@ def block() -> None:
 
 def head() -> None:
     from palestra.model.kernels.draw import draw_tokens, nucleus
-    from palestra.model.kernels.head import log_sum_exp, logits_gradient_
+    from palestra.model.kernels.head import entropies, log_sum_exp, logits_gradient_
 
     logits, row = numbers(ROWS, VOCABULARY), numbers(ROWS, dtype=WIDE)
     for temperatures in (None, row):
         log_sum_exp(logits, temperatures)
     for n in (1, 3):
         logits_gradient_(logits, row, integers(ROWS, n, dtype=torch.int64), numbers(ROWS, n, dtype=WIDE))
+    entropies(logits, row)
     draw_tokens(logits, row, row, numbers(ROWS, dtype=torch.float64))
     nucleus(logits.float(), row)
 
@@ -214,8 +215,8 @@ def spans_of(lengths: list[int]) -> tuple[Tensor, Any]:
     from palestra.model.kernels.chunk_products import Spans
     from palestra.model.mixers.kernel_recurrence import SpanArrays
 
-    arrays = SpanArrays.of(lengths, [0] * len(lengths), [True] * len(lengths))
-    return torch.from_numpy(arrays.rows), Spans(torch.from_numpy(arrays.chunked), torch.from_numpy(arrays.chunks))
+    arrays = SpanArrays.of(lengths, [-1] * len(lengths))
+    return torch.from_numpy(arrays.rows), Spans(torch.from_numpy(arrays.table), torch.from_numpy(arrays.chunks))
 
 
 def convolution(channels: int) -> None:
@@ -232,7 +233,7 @@ def convolution(channels: int) -> None:
 
 def delta_net() -> None:
     """Qwen3.5-4B's."""
-    from palestra.model.kernels.delta_rule import delta_chunks, delta_rule, delta_steps
+    from palestra.model.kernels.delta_rule import delta_rule, delta_steps
     from palestra.model.kernels.gated_norm import gated_norm
     from palestra.model.loading.layer_spec import DeltaNetSpec
 
@@ -245,14 +246,13 @@ def delta_net() -> None:
     backward(gated_norm(out, gate, numbers(spec.value_dim, dtype=WIDE), 1e-6))
     with torch.no_grad():
         delta_steps(qkv, gates[0], gates[1], spans, spec, states, out)
-        delta_chunks(qkv, gates[0], gates[1], spans, spec, states, out)
         gated_norm(out, gate, numbers(spec.value_dim, dtype=WIDE), 1e-6)
 
 
 def mamba() -> None:
     """Nemotron 3 Nano's."""
     from palestra.model.kernels.gated_norm import norm_gated
-    from palestra.model.kernels.state_space import state_space, state_space_chunks, state_space_steps
+    from palestra.model.kernels.state_space import state_space, state_space_steps
     from palestra.model.loading.layer_spec import MambaSpec
 
     spec = MambaSpec(n_heads=64, head_dim=64, n_groups=8, state_size=128, conv_kernel=4)
@@ -264,7 +264,6 @@ def mamba() -> None:
     backward(norm_gated(out.view(ROWS, spec.n_groups, -1), gate, weight, 1e-5))
     with torch.no_grad():
         state_space_steps(xbc, gates[0], gates[1], spans, spec, states, out)
-        state_space_chunks(xbc, gates[0], gates[1], spans, spec, states, out)
         norm_gated(out.view(ROWS, spec.n_groups, -1), gate, weight, 1e-5)
 
 

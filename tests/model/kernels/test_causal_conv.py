@@ -32,8 +32,8 @@ def tensors(rows: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
 def tables(lengths: list[int], slots: list[int]) -> tuple[Tensor, Tensor]:
     from palestra.model.mixers.kernel_recurrence import SpanArrays
 
-    arrays = SpanArrays.of(lengths, slots, [False] * len(lengths))
-    return torch.from_numpy(arrays.rows).to(DEVICE), torch.from_numpy(arrays.steps).to(DEVICE)
+    arrays = SpanArrays.of(lengths, slots)
+    return torch.from_numpy(arrays.rows).to(DEVICE), torch.from_numpy(arrays.table).to(DEVICE)
 
 
 def assert_near(found: Tensor, expected: Tensor) -> None:

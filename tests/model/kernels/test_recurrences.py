@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from palestra.model.loading.layer_spec import DeltaNetSpec, MambaSpec, RecurrenceSpec
-from palestra.model.mixers.chunked_scan import CHUNK, ChunkLayout
+from palestra.model.mixers.chunked_scan import ChunkLayout
 from palestra.model.mixers.packed_recurrence import scan_chunks
 from palestra.model.sampling.slotted_recurrence import scan_step
 from tests.properties import examples
@@ -26,12 +27,10 @@ PUBLISHED_DELTA_NET = DeltaNetSpec(n_key_heads=2, n_value_heads=4, key_dim=128, 
 PUBLISHED_MAMBA = MambaSpec(n_heads=4, head_dim=64, n_groups=2, state_size=128, conv_kernel=4)
 CLOSE = 2e-5  # of the largest number: float32 in another order
 of_each_kind = pytest.mark.parametrize("spec", [DELTA_NET, MAMBA], ids=["delta net", "Mamba"])
-Form = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
 class Kernels:
-    chunks: Callable[..., None]
     steps: Callable[..., None]
     packed: Callable[..., Tensor]
     """With gradients."""
@@ -41,8 +40,8 @@ def kernels_of(spec: RecurrenceSpec) -> Kernels:
     from palestra.model.kernels import delta_rule, state_space
 
     if isinstance(spec, DeltaNetSpec):
-        return Kernels(delta_rule.delta_chunks, delta_rule.delta_steps, delta_rule.delta_rule)
-    return Kernels(state_space.state_space_chunks, state_space.state_space_steps, state_space.state_space)
+        return Kernels(delta_rule.delta_steps, delta_rule.delta_rule)
+    return Kernels(state_space.state_space_steps, state_space.state_space)
 
 
 def rows(n: int, spec: RecurrenceSpec, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,14 +60,8 @@ def spans_of(lengths: list[int], slots: list[int]) -> Any:
     from palestra.model.kernels.chunk_products import Spans
     from palestra.model.mixers.kernel_recurrence import SpanArrays
 
-    arrays = SpanArrays.of(lengths, slots, [True] * len(lengths))
-    return Spans(torch.from_numpy(arrays.chunked).to(DEVICE), torch.from_numpy(arrays.chunks).to(DEVICE))
-
-
-def by_chunks(packed, lengths: list[int], slots: list[int], states: Tensor, spec: RecurrenceSpec) -> Tensor:
-    out = torch.full((sum(lengths), *spec.output_shape), torch.nan, device=DEVICE)
-    kernels_of(spec).chunks(*packed, spans_of(lengths, slots), spec, states, out)
-    return out
+    arrays = SpanArrays.of(lengths, slots)
+    return Spans(torch.from_numpy(arrays.table).to(DEVICE), torch.from_numpy(arrays.chunks).to(DEVICE))
 
 
 def by_steps(packed, lengths: list[int], slots: list[int], states: Tensor, spec: RecurrenceSpec) -> Tensor:
@@ -80,20 +73,6 @@ def by_steps(packed, lengths: list[int], slots: list[int], states: Tensor, spec:
 def assert_near(found: Tensor, expected: Tensor) -> None:
     error, size = (found.float() - expected.float()).abs().max(), expected.float().abs().max()
     assert error <= CLOSE * size, f"off by {error} of {size}"
-
-
-@of_each_kind
-@examples(8)
-@given(lengths=st.lists(st.integers(1, 2 * CHUNK + 5), min_size=1, max_size=3), seed=st.integers(0, 99))
-def test_chunks_go_on_from_the_states_in_their_slots(spec, lengths, seed):
-    packed, states = rows(sum(lengths), spec, seed), state_of(5, spec)
-    slots = [3, 0, 4][: len(lengths)]
-    expected, last = scan_chunks(*packed, ChunkLayout(lengths, DEVICE), spec, states[slots])
-    now = states.clone()
-    assert_near(by_chunks(packed, lengths, slots, now, spec), expected)
-    assert_near(now[slots], last)
-    others = [slot for slot in range(5) if slot not in slots]
-    assert torch.equal(now[others], states[others])
 
 
 @of_each_kind
@@ -130,7 +109,7 @@ def test_steps_go_on_from_the_states_in_their_slots(spec, lengths, seed):
 def test_gradients_are_those_of_the_plain_code(lengths, spec):
     leaves = [x.requires_grad_() for x in rows(sum(lengths), spec)]
     wide = [x.detach().float().requires_grad_() for x in leaves]
-    found = kernels_of(spec).packed(*leaves, spans_of(lengths, [0] * len(lengths)), spec)
+    found = kernels_of(spec).packed(*leaves, spans_of(lengths, [-1] * len(lengths)), spec)
     expected, _ = scan_chunks(wide[0], wide[1], wide[2], ChunkLayout(lengths, DEVICE), spec)
     assert_near(found, expected)
     grad = torch.randn(found.shape, generator=torch.Generator().manual_seed(2)).to(DEVICE)
@@ -143,33 +122,33 @@ def test_gradients_are_those_of_the_plain_code(lengths, spec):
 @of_each_kind
 @examples(6)
 @given(
-    before=st.lists(st.integers(1, 70), max_size=2),
-    length=st.integers(1, CHUNK + 9),
-    after=st.lists(st.integers(1, 70), max_size=1),
-    form=st.sampled_from((by_chunks, by_steps)),
+    before=st.lists(st.integers(1, 5), max_size=2),
+    length=st.integers(1, 9),
+    after=st.lists(st.integers(1, 5), max_size=1),
 )
-def test_a_sequence_gets_the_same_bits_in_any_batch(spec, before, length, after, form):
-    if form is by_steps:
-        length = min(length, 5)
-        before, after = [1] * len(before), [1] * len(after)
+def test_a_sequence_gets_the_same_bits_in_any_batch(spec, before, length, after):
     lengths, states = [*before, length, *after], state_of(8, spec)
     packed, mine = rows(sum(lengths), spec, 7), len(before)
     own = slice(sum(before), sum(before) + length)
     together, now = states.clone(), states.clone()
-    found = form(packed, lengths, list(range(len(lengths))), together, spec)[own]
-    assert torch.equal(form(tuple(x[own] for x in packed), [length], [mine], now, spec), found)
+    found = by_steps(packed, lengths, list(range(len(lengths))), together, spec)[own]
+    assert torch.equal(by_steps(tuple(x[own] for x in packed), [length], [mine], now, spec), found)
     assert torch.equal(now[mine], together[mine])
 
 
 @of_each_kind
-def test_a_sequence_cut_on_the_grid_has_the_same_bits(spec):
-    n = CHUNK + 9
-    packed, whole, cut = rows(n, spec), state_of(1, spec), state_of(1, spec)
-    expected = by_chunks(packed, [n], [0], whole, spec)
-    parts = [slice(0, CHUNK), slice(CHUNK, n)]
-    found = [by_chunks(tuple(x[p] for x in packed), [p.stop - p.start], [0], cut, spec) for p in parts]
-    assert torch.equal(torch.cat(found), expected)
-    assert torch.equal(cut, whole)
+@examples(6)
+@given(cuts=st.lists(st.integers(1, 7), max_size=7, unique=True))
+def test_a_prompt_cut_anywhere_and_decoded_on_has_the_trainers_bits(spec, cuts):
+    """From the first position on, in one pass that keeps states for its gradient, and in parts that end at `cuts`."""
+    n = 8
+    packed, state = rows(n, spec), torch.zeros(1, *spec.state_shape, device=DEVICE)
+    leaves = [x.clone().requires_grad_() for x in packed]
+    trained = kernels_of(spec).packed(*leaves, spans_of([n], [-1]), spec)
+    ends = [0, *sorted(cuts), n]
+    parts = [slice(a, b) for a, b in pairwise(ends)]
+    found = [by_steps(tuple(x[p] for x in packed), [p.stop - p.start], [0], state, spec) for p in parts]
+    assert torch.equal(torch.cat(found), trained.detach())
 
 
 @pytest.mark.slow
@@ -177,7 +156,7 @@ def test_a_sequence_cut_on_the_grid_has_the_same_bits(spec):
 def test_gradients_of_a_sequence_are_its_own(spec):
     def gradients(packed, lengths: list[int], grad: Tensor) -> tuple[Tensor, ...]:
         leaves = [x.detach().requires_grad_() for x in packed]
-        out = kernels_of(spec).packed(*leaves, spans_of(lengths, [0] * len(lengths)), spec)
+        out = kernels_of(spec).packed(*leaves, spans_of(lengths, [-1] * len(lengths)), spec)
         return torch.autograd.grad(out, leaves, grad)
 
     lengths, packed = [5, 67], rows(72, spec)
