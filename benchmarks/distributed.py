@@ -1,5 +1,5 @@
-"""What training that can be divided costs on one device: a step with 8 strands beside one with 1, and a group of one
-rank and layers gathered by FSDP2 from one process beside a worker without either.
+"""What training that can be divided costs on one device: a step with 8 gradient shards beside one with 1, and a group
+of one rank and layers gathered by FSDP2 from one process beside a worker without either.
 
     python benchmarks/distributed.py --quick
     python benchmarks/distributed.py --shape qwen3-4b --device cuda
@@ -27,7 +27,7 @@ from palestra.types.engine import Pass, WorkerConfig
 
 MICRO_BATCHES = 16
 LENGTH = 512
-STRANDS = 8
+SHARDS = 8
 
 
 def request_of(backend: TorchBackend) -> Pass:
@@ -38,11 +38,11 @@ def request_of(backend: TorchBackend) -> Pass:
     return Pass(data=data, loss="cross_entropy")
 
 
-def contender(backend: TorchBackend, rank: int, strands: int) -> Contender:
+def contender(backend: TorchBackend, rank: int, gradient_shards: int) -> Contender:
     model, request = backend.create(LoraConfig(rank=rank, seed=0)), request_of(backend)
 
     def step() -> float:
-        backend.strands = strands
+        backend.gradient_shards = gradient_shards
         start = time.perf_counter()
         parts, begun = backend.plan(model, request), backend.begin_pass(model)
         for part in parts:
@@ -70,30 +70,36 @@ def main() -> None:
             model=str(folder),
             state=f"{temporary}/state",
             devices=(args.device if args.device == "cpu" else "cuda:0",),
-            strands=STRANDS,
+            gradient_shards=SHARDS,
             cache_tokens=1024,
         )
         backend, group = TorchBackend(TorchConfig.of(config)), GroupBackend(config)
         gathered = TorchBackend(TorchConfig.of(config), init_device_mesh(args.device.partition(":")[0], (1,)))
         runs = {
             "direct": contender(backend, args.rank, 1),
-            "strands": contender(backend, args.rank, STRANDS),
-            "group": contender(group, args.rank, STRANDS),
-            "gathered": contender(gathered, args.rank, STRANDS),
+            "gradient_shards": contender(backend, args.rank, SHARDS),
+            "group": contender(group, args.rank, SHARDS),
+            "gathered": contender(gathered, args.rank, SHARDS),
         }
         measured = alternate(runs, args.rounds or (3 if args.quick else 9), warmups=1)
         group.close()
     rows = [
-        row("strands", "strands 1", measured["strands"], measured["direct"], 0.97),
-        row("strands, a group of one rank", "no group", measured["group"], measured["strands"], 0.98),
-        row("strands, layers gathered by FSDP2", "not gathered", measured["gathered"], measured["strands"], 0.9),
+        row("gradient shards", "1 gradient shard", measured["gradient_shards"], measured["direct"], 0.97),
+        row("gradient shards, a group of one rank", "no group", measured["group"], measured["gradient_shards"], 0.98),
+        row(
+            "gradient shards, layers gathered by FSDP2",
+            "not gathered",
+            measured["gathered"],
+            measured["gradient_shards"],
+            0.9,
+        ),
     ]
     report(Report("distributed", machine(), versions(["palestra", "torch"]), rows), json_line=args.json)
 
 
 def row(what: str, peer: str, ours: Measure, theirs: Measure, target: float) -> Row:
     return Row(
-        f"train {MICRO_BATCHES} micro-batches, {STRANDS} {what}", "tok/s", ours, peer, theirs, target_ratio=target
+        f"train {MICRO_BATCHES} micro-batches, {SHARDS} {what}", "tok/s", ours, peer, theirs, target_ratio=target
     )
 
 

@@ -57,7 +57,7 @@ HERE = Path(__file__).parent
 OURS, TRL = "peers.ours_grpo", "peers.trl_grpo"
 PROGRAMS = {"ours": OURS, "trl": TRL, "band": OURS, "replay": OURS, "shipped": OURS, "earlier": OURS}
 OVERRIDES = {
-    "band": ("difficulty={lowest: 0.05, highest: 0.95, by: difficulty, memory: 0.8}",),
+    "band": ("difficulty={lowest: 0.05, highest: 0.95, by: difficulty, ema_decay: 0.8}",),
     "replay": ("difficulty={replay_share: 0.3, replay_passes: 2}",),
     "earlier": (
         *("optimizer.schedule=constant", "optimizer.warmup_steps=0", "optimizer.lr=2e-3", "algorithm.advantage=grpo"),

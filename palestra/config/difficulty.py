@@ -17,9 +17,10 @@ class DifficultyConfig(Config):
     by: str = "task"
     """`task`: each task has an estimate of its own, for task sets that are played several times. Or the name of a field
     in the extras of tasks, such as `difficulty` or `level`: all tasks with the same value share one."""
-    memory: float = Field(default=0.5, ge=0, lt=1)
-    """Weight of the earlier estimate when a group was played; the rest is the group's own pass rate."""
-    recheck: PositiveInt = 10
+    ema_decay: float = Field(default=0.5, ge=0, lt=1)
+    """Decay of the moving estimates: the weight of the earlier estimate when a group was played; the rest is the
+    group's own pass rate."""
+    recheck_every: PositiveInt = 10
     """A task that is skipped is played anyway every so many times that its turn comes, since the policy changes."""
     success: float | None = None
     """A rollout with at least this reward has passed. Default: `eval.success`."""
@@ -27,7 +28,7 @@ class DifficultyConfig(Config):
     """Share of groups that play a task again which was solved, but hardly."""
     replay_passes: PositiveInt = 1
     """A task is replayed if at least one and at most this many rollouts of its group have passed."""
-    replay_most: PositiveInt = 256
+    replay_buffer_size: PositiveInt = 256
     """Maximum number of tasks that wait to be replayed; the oldest make room."""
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
 from palestra.types.rollouts import CODING
 from palestra.util.json_types import JsonObject
+from palestra.util.renamed import with_new_keys
 
 
 class EvaluationConfig(Config):
@@ -120,7 +121,7 @@ def _evaluation_of(content: JsonObject) -> JsonObject:
     """Takes from the config of a training run what an evaluation needs; one of an evaluation stays as it is. The
     config.json of a run's folder has the config inside."""
     if isinstance(inner := content.get("config"), dict) and "facts" in content:
-        content = {name: value for name, value in inner.items() if name not in ("name", "runs")}
+        content = {name: value for name, value in with_new_keys(inner).items() if name not in ("name", "runs")}
     if content.get("kind") == "eval":
         return content
     found: JsonObject = {name: content[name] for name in ("environments", "judges") if name in content}

@@ -56,7 +56,7 @@ class JudgeConfig(Config):
     """Maximum number of calls of a run, resumes included; what is in the cache costs none. None: no limit."""
     max_total_tokens: PositiveInt | None = None
     """Maximum number of tokens that all calls of a run read and write. None: no limit."""
-    at_bound: Fallback = "stop"
+    on_limit: Fallback = "stop"
     """What happens at these limits. stop: the run ends, and can be resumed with a higher limit. ungraded: rollouts get
     no reward and do not count. lowest: they get a reward of 0."""
     on_error: Fallback = "ungraded"

@@ -189,7 +189,7 @@ class ModelConfig(Config):
     weights: Literal["bf16", "fp8", "int8", "int4", "nf4", "mxfp4"] | None = None
     """What the frozen weights of matrix products are kept in: 8 bits (fp8, int8), 4 bits (int4, nf4, mxfp4), or the
     dtype bfloat16 (bf16). Adapters, embeddings and norms have the dtype in any case. None: the dtype."""
-    allow_other_weights: bool = False
+    allow_weights_mismatch: bool = False
     """Go on with checkpoints and models that were trained on weights in another form."""
     threads: PositiveInt | None = None
     """CPU threads to compute with. None: torch decides."""
@@ -205,12 +205,12 @@ class ModelConfig(Config):
     gpus: PositiveInt | Annotated[list[str], Field(min_length=1)] | None = None
     """GPUs of this worker: a number, or a list of devices such as [cuda:2, cuda:3]. None: `device` alone."""
     parallel: ParallelConfig = ParallelConfig()
-    strands: PowerOfTwo = 1
-    """Sums of micro-batches of which a request's gradient is a binary tree, a power of two. With equal strands training
-    ends at the same bits on any number of GPUs up to it. Fixed for the life of a state folder."""
-    allow_other_strands: bool = False
-    """Go on with models that were trained with another number of strands; their last bits will differ."""
-    allow_other_tensor: bool = False
+    gradient_shards: PowerOfTwo = 1
+    """Sums of micro-batches of which a request's gradient is a binary tree, a power of two. With equal gradient shards
+    training ends at the same bits on any number of GPUs up to it. Fixed for the life of a state folder."""
+    allow_shard_mismatch: bool = False
+    """Go on with models that were trained with another number of gradient shards; their last bits will differ."""
+    allow_tensor_mismatch: bool = False
     """Go on with models that were trained with another `parallel.tensor`; their last bits will differ."""
     sample_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the time that sampling gets while there is training to do as well."""
@@ -300,10 +300,10 @@ class ModelConfig(Config):
                 raise ValueError(
                     f"parallel.{name} is {number}, but {self.weights} weights cannot be divided; leave one of them out"
                 )
-        if (groups := ranks // tensor) > self.strands:
+        if (groups := ranks // tensor) > self.gradient_shards:
             raise ValueError(
-                f"{groups} ranks need {groups} strands, and there are {self.strands}; set strands={max(8, groups)}, "
-                "which is fixed for the life of the state folder"
+                f"{groups} ranks need {groups} gradient shards, and there are {self.gradient_shards}; "
+                f"set gradient_shards={max(8, groups)}, which is fixed for the life of the state folder"
             )
         return self
 

@@ -32,7 +32,7 @@ class MicroBatch:
     width: int
     """Targets per position; only equal ones can be joined."""
     data: Any
-    strand: int = 0
+    gradient_shard: int = 0
     """Where its gradient belongs in the sum of the request (model/training/gradient_tree)."""
     rank: int = 0
     """The rank that computes it."""
@@ -108,7 +108,7 @@ class ComputeBackend(Protocol):
         ...
 
     @property
-    def strands(self) -> int:
+    def gradient_shards(self) -> int:
         """Sums of which a request's gradient is a tree. Fixed for the life of a state folder, too."""
         ...
 

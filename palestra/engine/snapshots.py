@@ -41,6 +41,7 @@ from palestra.model import ModelError
 from palestra.model.lora.adapter_files import weights_setting
 from palestra.types import LoraConfig
 from palestra.types.engine import FromWorker, Snapshotted, Trained
+from palestra.util.renamed import with_new_keys
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class SnapshotHeader(msgspec.Struct, kw_only=True):
     samplers: dict[str, SamplerPlace]
     weights: str = ""
     """What the base's weights were kept in; empty in files from before they could differ."""
-    strands: int = 1
+    gradient_shards: int = 1
     tensor: int = 1
     """Processes that computed every layer together."""
 
@@ -90,16 +91,16 @@ class Snapshots:
         *,
         every_s: float,
         every_bytes: int,
-        allow_other_weights: bool = False,
-        allow_other_strands: bool = False,
-        allow_other_tensor: bool = False,
+        allow_weights_mismatch: bool = False,
+        allow_shard_mismatch: bool = False,
+        allow_tensor_mismatch: bool = False,
         copies: SnapshotUploads | None = None,
     ):
         self.backend, self.table, self.sampler_cache, self.files = backend, table, sampler_cache, files
         self.counters, self._send, self.folder = counters, send, own_folder(folder)
         self.every_s, self.every_bytes, self.copies = every_s, every_bytes, copies
-        self.allow_other_weights, self.allow_other_strands = allow_other_weights, allow_other_strands
-        self.allow_other_tensor = allow_other_tensor
+        self.allow_weights_mismatch, self.allow_shard_mismatch = allow_weights_mismatch, allow_shard_mismatch
+        self.allow_tensor_mismatch = allow_tensor_mismatch
         self._changed: dict[str, QueuedModel] = {}
         self._in_flight = 0
         self._scan_at = 0.0
@@ -151,7 +152,7 @@ class Snapshots:
             steps=image.steps,
             seq_id=model.applied_seq,
             weights=self.backend.card.weights,
-            strands=self.backend.strands,
+            gradient_shards=self.backend.gradient_shards,
             tensor=self.backend.tensor,
             samplers={n: SamplerPlace.TODAY if file is None else SamplerPlace.FILE for n, file in places.items()},
         )
@@ -247,7 +248,7 @@ class Snapshots:
         for _, number in found:
             header = _header(read_metadata(files[number]))
             self._require_same_weights(model_id, header.weights)
-            self._require_same_strands(model_id, header.strands)
+            self._require_same_gradient_shards(model_id, header.gradient_shards)
             self._require_same_tensor(model_id, header.tensor)
         for seq, number in sorted(found, reverse=True):
             model = self._unless_damaged(files[number], self._restore)
@@ -265,26 +266,26 @@ class Snapshots:
 
     def _require_same_weights(self, model_id: str, found: str) -> None:
         weights = self.backend.card.weights
-        if found not in ("", weights) and not self.allow_other_weights:
+        if found not in ("", weights) and not self.allow_weights_mismatch:
             raise StateRefused(
                 f"{self.folder}: the model {model_id} was trained on {found} weights, and now they are {weights}; "
-                f"start with {weights_setting(found)}, or with models.0.allow_other_weights=true"
+                f"start with {weights_setting(found)}, or with models.0.allow_weights_mismatch=true"
             )
 
-    def _require_same_strands(self, model_id: str, found: int) -> None:
-        strands = self.backend.strands
-        if found != strands and not self.allow_other_strands:
+    def _require_same_gradient_shards(self, model_id: str, found: int) -> None:
+        shards = self.backend.gradient_shards
+        if found != shards and not self.allow_shard_mismatch:
             raise StateRefused(
-                f"{self.folder}: the model {model_id} was trained with strands={found}, and now it is {strands}; start "
-                f"with models.0.strands={found}, or with models.0.allow_other_strands=true"
+                f"{self.folder}: the model {model_id} was trained with gradient_shards={found}, and now it is "
+                f"{shards}; start with models.0.gradient_shards={found}, or with models.0.allow_shard_mismatch=true"
             )
 
     def _require_same_tensor(self, model_id: str, found: int) -> None:
         tensor = self.backend.tensor
-        if found != tensor and not self.allow_other_tensor:
+        if found != tensor and not self.allow_tensor_mismatch:
             raise StateRefused(
                 f"{self.folder}: the model {model_id} was trained with parallel.tensor={found}, and now it is "
-                f"{tensor}; start with models.0.parallel.tensor={found}, or with models.0.allow_other_tensor=true"
+                f"{tensor}; start with models.0.parallel.tensor={found}, or with models.0.allow_tensor_mismatch=true"
             )
 
     def _unless_damaged(self, file: Path, read: Callable[[Path], T]) -> T | None:
@@ -324,7 +325,8 @@ class Snapshots:
 
 def _header(metadata: str) -> SnapshotHeader:
     try:
-        header = msgspec.json.decode(metadata, type=SnapshotHeader)
+        saved = with_new_keys(msgspec.json.decode(metadata), at=("models", 0))
+        header = msgspec.convert(saved, SnapshotHeader)
     except msgspec.MsgspecError as e:
         raise FileDamaged(f"not a snapshot of format {FORMAT} ({e!r})") from None
     if header.format != FORMAT:

@@ -37,7 +37,7 @@ from palestra.model.loading.tower_spec import TowerSpec
 from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
-from palestra.model.training.gradient_tree import GradientTree, balanced_strands, tree_place
+from palestra.model.training.gradient_tree import GradientTree, balanced_shards, tree_place
 from palestra.model.training.prepared import Prepared
 from palestra.types import AdamParams, Datum, LoraConfig, VisionCard
 from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from palestra.model.tensor_group import TensorGroup
 
 Begun = GradientTree | torch.Tensor | None
-"""A request that trains: with one strand, what was accumulated before it."""
+"""A request that trains: with one gradient shard, what was accumulated before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,13 +62,13 @@ class TorchConfig:
     device: str = "cpu"
     dtype: str | None = None
     weights: str | None = None
-    allow_other_weights: bool = False
+    allow_weights_mismatch: bool = False
     threads: int | None = None
     max_rank: int = 256
     micro_batch_tokens: int | None = None
     checkpointing: bool = False
     share_prefixes: bool | None = None
-    strands: int = 1
+    gradient_shards: int = 1
     numerics: Numerics = "exact"
     max_sample_rows: int | None = None
     cache_tokens: int | None = None
@@ -104,7 +104,7 @@ class TorchTrainer:
             tensor=tensor,
             sees=config.sees,
         )
-        self.allow_other_weights = config.allow_other_weights
+        self.allow_weights_mismatch = config.allow_weights_mismatch
         self.spec, decoder = model.spec, model.decoder
         self.base = config.base or str(Path(config.model).resolve())
         self.token_budget = config.micro_batch_tokens or token_budget(count_parameters(model.spec), decoder.device.type)
@@ -122,9 +122,10 @@ class TorchTrainer:
             checkpointing=config.checkpointing,
             share_prefixes=_can_share(decoder) if config.share_prefixes is None else config.share_prefixes,
         )
-        self.strands, self._has_trees = config.strands, config.strands > 1 or tensor is not None
+        self.gradient_shards, self._has_trees = config.gradient_shards, config.gradient_shards > 1 or tensor is not None
         self._trees: dict[Adapter, GradientTree] = {}
-        """Gradient trees of the requests that train now, where there are strands or ranks that share every layer."""
+        """Gradient trees of the requests that train now, where there are gradient shards or ranks that share every
+        layer."""
         self._has_cut = False
         self._spare: Adapter | None = None
         self.card = ModelCard(
@@ -148,7 +149,7 @@ class TorchTrainer:
         return self.pool.create(lora)
 
     def load(self, model: Adapter, folder: str, *, optimizer: bool) -> None:
-        if not self.allow_other_weights:
+        if not self.allow_weights_mismatch:
             require_trained_on(folder, self.card.weights)
         load_into(self.pool, model, folder, optimizer=optimizer)
 
@@ -199,15 +200,17 @@ class TorchTrainer:
                 batch.rows,
                 data[batch.numbers[0]].targets.shape[1],
                 [data[i] for i in batch.numbers],
-                strand,
+                shard,
             )
-            for batch, strand in zip(batches, balanced_strands([b.rows for b in batches], self.strands), strict=True)
+            for batch, shard in zip(
+                batches, balanced_shards([b.rows for b in batches], self.gradient_shards), strict=True
+            )
         ]
-        return sorted(parts, key=lambda part: tree_place(part.strand, self.strands))
+        return sorted(parts, key=lambda part: tree_place(part.gradient_shard, self.gradient_shards))
 
     def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:
         for part in parts if train and self._has_trees else ():
-            self._trees[part.data[0].adapter].enter(part.strand)
+            self._trees[part.data[0].adapter].enter(part.gradient_shard)
         data = [d for part in parts for d in part.data] or self._one_token(train=train)
         done = self.trainer.forward_micro(data, train=train)
         results = iter(done.results)
@@ -228,7 +231,7 @@ class TorchTrainer:
     def begin_pass(self, model: Adapter) -> Begun:
         if not self._has_trees:
             return model.row("grads").clone() if model.has_gradient else None
-        self._trees[model] = tree = GradientTree.begin(model, self.strands)
+        self._trees[model] = tree = GradientTree.begin(model, self.gradient_shards)
         return tree
 
     def end_pass(self, model: Adapter, begun: Begun) -> None:
@@ -237,7 +240,7 @@ class TorchTrainer:
 
     def sum_pass(self, model: Adapter, tree: Begun, exchange: Callable[[torch.Tensor], None]) -> None:
         """`exchange` replaces this rank's sum by that of all ranks."""
-        assert isinstance(tree, GradientTree), "ranks need strands"
+        assert isinstance(tree, GradientTree), "ranks need gradient shards"
         tree.close()
         exchange(model.row("grads"))
         tree.end()

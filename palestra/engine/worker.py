@@ -140,9 +140,9 @@ class EngineWorker:
             state / "models",
             every_s=config.snapshot_every_s,
             every_bytes=config.snapshot_every_bytes,
-            allow_other_weights=config.allow_other_weights,
-            allow_other_strands=config.allow_other_strands,
-            allow_other_tensor=config.allow_other_tensor,
+            allow_weights_mismatch=config.allow_weights_mismatch,
+            allow_shard_mismatch=config.allow_shard_mismatch,
+            allow_tensor_mismatch=config.allow_tensor_mismatch,
             copies=self.copies,
         )
         self.share = TimeShare(config.sample_share)

@@ -132,10 +132,10 @@ class Judge:
         ]
 
     def _failed(self, error: BoundReached | NoVerdict) -> Judgement:
-        is_bound = isinstance(error, BoundReached)
-        outcome: Fallback = self._config.at_bound if is_bound else self._config.on_error
+        is_limit = isinstance(error, BoundReached)
+        outcome: Fallback = self._config.on_limit if is_limit else self._config.on_error
         if outcome == "stop":
-            key = "at_bound" if is_bound else "on_error"
+            key = "on_limit" if is_limit else "on_error"
             raise JudgeError(f"judge {self.name}: {error} (judges.{self.name}.{key} is stop)")
         self._counts.failed += 1
         return Judgement(judge=self.name, score=0.0 if outcome == "lowest" else None, error=str(error))

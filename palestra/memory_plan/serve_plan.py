@@ -140,7 +140,7 @@ def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples
         "a weight written out": scratch,
         "gathered layers": gathered,
         f"one adapter of rank {LORA_RANK} in training": 4 * ADAPTER_COPIES * row + copies * part,
-        "sums of strands": 4 * part * model.strands.bit_length() if model.strands > 1 else 0,
+        "sums of gradient shards": 4 * part * model.gradient_shards.bit_length() if model.gradient_shards > 1 else 0,
         f"training {tokens} tokens": training_bytes(own, tokens, item, kind=kind, checkpointing=model.checkpointing),
         "sums over ranks": tokens * spec.hidden_size * (tensor * item + 4) if tensor > 1 else 0,
         "runtime": RUNTIME_BYTES if kind == "cuda" else 0,
@@ -198,7 +198,7 @@ def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
         if can_share and _is_divisible(spec, gpus):
             bases.append({"gpus": gpus, "parallel.tensor": gpus})
         if can_shard:
-            bases.append({"gpus": gpus, "parallel.shard": gpus, "strands": max(model.strands, gpus, 8)})
+            bases.append({"gpus": gpus, "parallel.shard": gpus, "gradient_shards": max(model.gradient_shards, gpus, 8)})
     for base in bases:
         for change in small:
             if base or change:

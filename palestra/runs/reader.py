@@ -15,6 +15,7 @@ from palestra.runs.lock import read_holder
 from palestra.runs.metric_table import is_evaluation
 from palestra.runs.record_files import RunError, read_json, read_lines, read_records
 from palestra.util.json_types import JsonObject
+from palestra.util.renamed import with_new_keys
 from palestra.util.suggest import nearest
 
 Row = JsonObject
@@ -115,7 +116,7 @@ class RunReader:
             isinstance(about.get(part) or {}, dict) for part in ("config", "facts")
         ):
             raise RunError(f"{self.config_file}: not the config of a run")
-        return about
+        return {**about, "config": with_new_keys(about["config"])} if "config" in about else about
 
     def read_summary(self) -> Row:
         return read_json(self.summary_file) if self.summary_file.is_file() else {}

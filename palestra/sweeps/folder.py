@@ -30,6 +30,7 @@ from palestra.runs.record_files import LineFile, RunError, read_json, read_lines
 from palestra.runs.saved_checkpoints import values_by_step
 from palestra.sweeps.settings import Setting
 from palestra.util.json_types import JsonObject
+from palestra.util.renamed import with_new_dotted_keys, with_new_keys
 from palestra.util.suggest import did_you_mean
 
 FORMAT = 1
@@ -132,7 +133,7 @@ class SweepReader:
         if not (self.path / PLAN).is_file():
             raise SweepNotFound(f"{self.path} is not a sweep: it has no {PLAN}")
         try:
-            self.plan = msgspec.convert(read_json(self.path / PLAN), SweepPlan)
+            self.plan = _with_new_keys(msgspec.convert(read_json(self.path / PLAN), SweepPlan))
         except msgspec.ValidationError as error:
             raise RunError(f"{self.path / PLAN}: not the plan of a sweep ({error})") from None
 
@@ -153,7 +154,11 @@ class SweepReader:
         return self.path.parent / member
 
     def decisions(self) -> list[Decision]:
-        return [msgspec.convert(row, Decision) for row in read_lines(self.path / DECISIONS)]
+        rows = [msgspec.convert(row, Decision) for row in read_lines(self.path / DECISIONS)]
+        return [
+            one if one.settings is None else msgspec.structs.replace(one, settings=with_new_dotted_keys(one.settings))
+            for one in rows
+        ]
 
     def members(self) -> list[PlannedMember]:
         """The runs in the order of the plan, with the settings that they have now."""
@@ -194,6 +199,15 @@ class SweepReader:
             attempt=attempt,
             error=summary.get("error") if shown is MemberStatus.FAILED else None,
         )
+
+
+def _with_new_keys(plan: SweepPlan) -> SweepPlan:
+    """The plan with today's names for keys of configs that had others when it was written."""
+    dotted = {name: with_new_dotted_keys(plan.sweep.get(name) or {}) for name in ("set", "vary")}
+    members = [
+        PlannedMember(one.name, with_new_dotted_keys(one.settings), with_new_keys(one.config)) for one in plan.members
+    ]
+    return msgspec.structs.replace(plan, sweep=plan.sweep | dotted, members=members)
 
 
 def _member_status(status: RunStatus, summary: JsonObject) -> MemberStatus:

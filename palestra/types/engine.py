@@ -626,7 +626,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dtype: str | None = None
     weights: str | None = None
     """Form of 8 or 4 bits for the weights of products. None: the dtype."""
-    allow_other_weights: bool = False
+    allow_weights_mismatch: bool = False
     """Go on with models that were trained on weights in another form."""
     threads: int | None = None
     max_rank: int = 256
@@ -636,11 +636,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     checkpointing: bool = False
     share_prefixes: bool | None = None
     """None: yes, but for float32 on a GPU."""
-    strands: int = 1
+    gradient_shards: int = 1
     """Sums of micro-batches of which a request's gradient is a binary tree. Fixed for the life of a state folder."""
-    allow_other_strands: bool = False
-    """Go on with models that were trained with another number of strands."""
-    allow_other_tensor: bool = False
+    allow_shard_mismatch: bool = False
+    """Go on with models that were trained with another number of gradient shards."""
+    allow_tensor_mismatch: bool = False
     """Go on with models that were trained with another number of ranks that share every layer."""
     sample_share: float = 0.5
     """Share of the time that sampling gets while there is training to do as well."""

@@ -78,20 +78,23 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
     ],
 )
 def test_ranks_go_to_devices(tmp_path, given, devices):
-    model = ModelConfig.model_validate({"path": tmp_path, "strands": 8, **given})
+    model = ModelConfig.model_validate({"path": tmp_path, "gradient_shards": 8, **given})
     assert worker_config(ServeConfig(), model, "a", tmp_path).devices == devices
 
 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"strands": 6}, "6 is not a power of two; try 4 or 8"),
-        ({"gpus": 4}, "4 ranks need 4 strands, and there are 1; set strands=8"),
-        ({"gpus": 3, "strands": 8}, "3 is not a power of two"),
-        ({"gpus": 4, "strands": 8, "parallel": {"data": 2}}, "make them equal"),
-        ({"strands": 8, "parallel": {"data": 2}}, "set gpus=2 as well, or device=cpu"),
-        ({"gpus": 2, "strands": 8, "parallel": {"shard": 4}}, "only 2 ranks"),
-        ({"gpus": 2, "strands": 8, "parallel": {"shard": 2}, "weights": "nf4"}, "nf4 weights cannot be divided"),
+        ({"gradient_shards": 6}, "6 is not a power of two; try 4 or 8"),
+        ({"gpus": 4}, "4 ranks need 4 gradient shards, and there are 1; set gradient_shards=8"),
+        ({"gpus": 3, "gradient_shards": 8}, "3 is not a power of two"),
+        ({"gpus": 4, "gradient_shards": 8, "parallel": {"data": 2}}, "make them equal"),
+        ({"gradient_shards": 8, "parallel": {"data": 2}}, "set gpus=2 as well, or device=cpu"),
+        ({"gpus": 2, "gradient_shards": 8, "parallel": {"shard": 4}}, "only 2 ranks"),
+        (
+            {"gpus": 2, "gradient_shards": 8, "parallel": {"shard": 2}, "weights": "nf4"},
+            "nf4 weights cannot be divided",
+        ),
     ],
 )
 def test_groups_that_cannot_be_are_refused(tmp_path, given, told):

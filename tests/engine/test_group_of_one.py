@@ -52,7 +52,7 @@ def test_a_group_of_one_and_gathered_layers_have_the_bits_of_a_plain_worker(
         model=str(model),
         state=str(tmp_path / "state"),
         devices=(device,),
-        strands=8,
+        gradient_shards=8,
         micro_batch_tokens=48,
         cache_tokens=1024,
         max_sample_rows=8,

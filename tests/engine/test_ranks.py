@@ -22,9 +22,9 @@ Drivers = Callable[..., Driver]
 
 
 def group(drivers: Drivers, ranks: int, **options: Any) -> Driver:
-    """A worker of this many processes; one of a single process has the same strands."""
+    """A worker of this many processes; one of a single process has the same gradient shards."""
     devices = ("cpu",) * ranks if ranks > 1 else ()
-    options = {"micro_batch_tokens": 48, "strands": 8, "threads": 1, "device": "cpu", **options}
+    options = {"micro_batch_tokens": 48, "gradient_shards": 8, "threads": 1, "device": "cpu", **options}
     return drivers(devices=devices, **options)
 
 
@@ -65,7 +65,7 @@ def test_any_number_of_ranks_ends_at_the_bits_of_one(drivers: Drivers) -> None:
 @pytest.mark.parametrize("shard", [1, 2])
 def test_killed_groups_end_at_the_same_bits(drivers: Drivers, shard: int) -> None:
     moments = np.random.default_rng(shard).uniform(0.0, 0.4, 4).tolist()
-    options = {"strands": 8, "devices": ("cpu", "cpu"), "device": "cpu", "shard": shard}
+    options = {"gradient_shards": 8, "devices": ("cpu", "cpu"), "device": "cpu", "shard": shard}
     kill_and_compare(drivers, moments, 4, **options)
 
 

@@ -44,7 +44,7 @@ def model(random_model: Any) -> Path:
 def group(drivers: Drivers, model: Path, tensor: int, data: int = 1, **options: Any) -> Driver:
     ranks = tensor * data
     devices = ("cpu",) * ranks if ranks > 1 else ()
-    options = {"micro_batch_tokens": 48, "strands": 8, "threads": 1, "device": "cpu", **options}
+    options = {"micro_batch_tokens": 48, "gradient_shards": 8, "threads": 1, "device": "cpu", **options}
     driver = drivers(model, devices=devices, tensor=tensor, **options)
     driver.start()
     return driver
@@ -208,7 +208,7 @@ def test_running_ahead_and_recomputing_change_no_bit(
 @pytest.mark.parametrize("data", [1, 2])
 def test_killed_groups_end_at_the_same_bits(drivers: Drivers, data: int) -> None:
     moments = np.random.default_rng(data).uniform(0.0, 0.4, 3).tolist()
-    kill_and_compare(drivers, moments, 4, strands=8, devices=("cpu",) * 2 * data, device="cpu", tensor=2)
+    kill_and_compare(drivers, moments, 4, gradient_shards=8, devices=("cpu",) * 2 * data, device="cpu", tensor=2)
 
 
 def test_a_state_folder_of_another_number_is_refused_unless_told(drivers: Drivers, model: Path) -> None:
@@ -220,6 +220,6 @@ def test_a_state_folder_of_another_number_is_refused_unless_told(drivers: Driver
     driver.config = structs.replace(driver.config, devices=(), tensor=1)
     with pytest.raises(AssertionError, match=r"trained with parallel\.tensor=2, and now it is 1"):
         driver.start()
-    driver.config = structs.replace(driver.config, allow_other_tensor=True)
+    driver.config = structs.replace(driver.config, allow_tensor_mismatch=True)
     driver.restart()
     assert Driver.same_files(driver.save("m", "again"), saved)

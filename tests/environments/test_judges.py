@@ -155,11 +155,11 @@ def test_the_same_question_is_asked_once(endpoint, tmp_path):
 @pytest.mark.parametrize("limit", [{"max_calls": 1}, {"max_total_tokens": 1}])
 def test_a_run_stays_within_its_bounds_and_a_resumed_one_too(endpoint, tmp_path, limit):
     bound = {"concurrency": 1, **limit}
-    with pytest.raises(JudgeError, match=r"judge j: the run has .* \(judges.j.at_bound is stop\)"):
+    with pytest.raises(JudgeError, match=r"judge j: the run has .* \(judges.j.on_limit is stop\)"):
         grade(make_judge(endpoint, **bound), tmp_path / "run", "blue", "crimson")
-    group, spent = grade(make_judge(endpoint, at_bound="ungraded", **bound), tmp_path / "run", "plain")
+    group, spent = grade(make_judge(endpoint, on_limit="ungraded", **bound), tmp_path / "run", "plain")
     assert (rewards(group), spent["judge/calls"], spent["judge/failed"]) == ([None], 0, 1)
-    group, _ = grade(make_judge(endpoint, at_bound="lowest", **bound), tmp_path / "run", "plain")
+    group, _ = grade(make_judge(endpoint, on_limit="lowest", **bound), tmp_path / "run", "plain")
     assert rewards(group) == [0.0]
     assert rewards(grade(make_judge(endpoint, **bound), tmp_path / "new", "plain")[0]) == [0.5]
 

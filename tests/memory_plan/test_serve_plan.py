@@ -37,7 +37,7 @@ def test_ranks_are_placed_and_a_divided_base_model_is_half_of_it(eight_billion):
         "--memory",
         "80GB",
         "models.0.gpus=2",
-        "models.0.strands=8",
+        "models.0.gradient_shards=8",
         "models.0.checkpointing=true",
     )
     whole = palestra(*common)
@@ -55,8 +55,8 @@ def test_ranks_are_placed_and_a_divided_base_model_is_half_of_it(eight_billion):
     ("memory", "settings", "expected"),
     [
         ("40GB", (), "models.0.checkpointing=True"),
-        ("16GB", ("models.0.gpus=4", "models.0.strands=8"), "models.0.parallel.tensor="),
-        ("16GB", ("models.0.gpus=4", "models.0.strands=8", *VLLM), "models.0.parallel.shard="),
+        ("16GB", ("models.0.gpus=4", "models.0.gradient_shards=8"), "models.0.parallel.tensor="),
+        ("16GB", ("models.0.gpus=4", "models.0.gradient_shards=8", *VLLM), "models.0.parallel.shard="),
         ("14GB", ("models.0.device=cuda",), "models.0.weights=int"),
     ],
 )
@@ -72,7 +72,7 @@ def test_what_does_not_fit_is_refused_with_a_plan_that_does(eight_billion, memor
 
 def test_ranks_that_share_every_layer_share_weights_and_cache(eight_billion):
     common = ("serve", "--model", eight_billion, "--dry-run", "--memory", "80GB", "models.0.checkpointing=true")
-    settings = ("models.0.cache_tokens=65536", "models.0.strands=8")
+    settings = ("models.0.cache_tokens=65536", "models.0.gradient_shards=8")
     alone = palestra(*common, *settings, "models.0.gpus=1")
     shared = palestra(*common, *settings, "models.0.gpus=4", "models.0.parallel.tensor=2")
     assert shared.exit_code == 0, shared.output

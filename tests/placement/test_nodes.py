@@ -58,14 +58,14 @@ def test_a_run_survives_its_process_its_server_and_its_node_at_the_same_bits(
 def test_ranks_on_different_nodes_end_at_the_bits_of_one_process(
     nodes: RayNodesHere, ray_server: Callable[..., RayServer], make_server: MakeServer
 ) -> None:
-    strands = ("models.0.threads=1", "models.0.strands=8", "models.0.micro_batch_tokens=32")
-    alone = make_server(*strands)
+    settings = ("models.0.threads=1", "models.0.gradient_shards=8", "models.0.micro_batch_tokens=32")
+    alone = make_server(*settings)
     expected = train(alone.client(), STEPS)
     bits = weights(alone, expected)
     assert alone.stop() == 0
     for number in (2, 3):
         nodes.add(number, num_cpus=1)
-    server = ray_server(*OFTEN, *strands, "models.0.parallel.data=2")
+    server = ray_server(*OFTEN, *settings, "models.0.parallel.data=2")
     assert {one["address"] for one in server.nodes_of()} == {"127.0.0.2", "127.0.0.3"}
     follower = server.node_of(rank=1)
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.distributed
 
 MakeServer = Callable[..., Any]
 STEPS, KILLS = 60, 20
-RANKS = ("models.0.strands=8", "models.0.threads=1", "models.0.micro_batch_tokens=64")
+RANKS = ("models.0.gradient_shards=8", "models.0.threads=1", "models.0.micro_batch_tokens=64")
 
 
 def batch(step: int, n: int = 24) -> list[types.Datum]:

@@ -35,7 +35,7 @@ class PartCall(Struct, frozen=True):
     """A micro-batch."""
 
     model: int
-    strand: int
+    gradient_shard: int
     loss: str
     config: dict[str, float]
     data: list[Datum]

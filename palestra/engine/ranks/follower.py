@@ -183,7 +183,7 @@ class Follower:
         items = [TrainItem(self._models[call.model], datum, call.loss, call.config) for datum in call.data]
         data = self.trainer.trainer.prepare(items, train=train)
         tokens = sum(len(datum.tokens) for datum in data)
-        return MicroBatch(list(range(len(data))), tokens, data[0].targets.shape[1], data, call.strand)
+        return MicroBatch(list(range(len(data))), tokens, data[0].targets.shape[1], data, call.gradient_shard)
 
 
 def _reply(datum: DatumDone) -> DatumReply:

@@ -1,9 +1,9 @@
 """A group of ranks as one backend: rank 0 computes its part of everything, and sends the followers theirs.
 
 Every follower holds all adapters, so that weights and moments are the same bits at every rank after each step. A
-request's micro-batches go to ranks by their strands, and its gradient is summed over ranks in the order of the tree
-(`model/training/gradient_tree`): its bits do not depend on the number of ranks. A user's errors appear at rank 0 before
-any follower hears of a request. Whatever fails later, at any rank, ends the group: the server starts it again.
+request's micro-batches go to ranks by their gradient shards, and its gradient is summed over ranks in the order of the
+tree (`model/training/gradient_tree`): its bits do not depend on the number of ranks. A user's errors appear at rank 0
+before any follower hears of a request. Whatever fails later, at any rank, ends the group: the server starts it again.
 
 With `tensor`, neighbouring ranks share every layer. They compute the same micro-batches, and those beside rank 0 run
 the layers of its sampling steps. Rank 0 schedules, has the logits and draws.
@@ -133,16 +133,16 @@ class GroupBackend(TorchBackend):
     # Training
 
     def plan(self, model: Adapter, request: Pass) -> list[MicroBatch]:
-        """Strands go to ranks in turns that differ from request to request, so that small ones are spread. The turn
-        changes which rank has which part of the tree, never the tree."""
+        """Gradient shards go to ranks in turns that differ from request to request, so that small ones are spread. The
+        turn changes which rank has which part of the tree, never the tree."""
         parts, self._turn = super().plan(model, request), self._turn + 1
         return [self._placed(part, model, request) for part in parts]
 
     def _placed(self, part: MicroBatch, model: Adapter, request: Pass) -> MicroBatch:
-        rank = (part.strand ^ self._turn) % self.ranks
+        rank = (part.gradient_shard ^ self._turn) % self.ranks
         config: Any = request.config
         data = [request.data[i] for i in part.numbers]
-        call = PartCall(model.uid, part.strand, request.loss, config, data)
+        call = PartCall(model.uid, part.gradient_shard, request.loss, config, data)
         return replace(part, rank=rank, data=PlacedPart(call, part.data))
 
     def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward:

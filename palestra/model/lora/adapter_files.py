@@ -188,7 +188,7 @@ def require_trained_on(folder: str | Path, weights: str) -> None:
     if found != weights:
         raise AdapterError(
             f"{folder}: this checkpoint was trained on {found} weights, and the model is served with {weights} ones; "
-            f"serve it with {weights_setting(found)}, or set models.0.allow_other_weights=true"
+            f"serve it with {weights_setting(found)}, or set models.0.allow_weights_mismatch=true"
         )
 
 

@@ -1,10 +1,10 @@
-"""The gradient of one request as a binary tree over a fixed number of strands, so that its bits do not depend on how
-many processes computed it.
+"""The gradient of one request as a binary tree over a fixed number of gradient shards, so that its bits do not depend
+on how many processes computed it.
 
-Each micro-batch of a request belongs to one strand, by the rows of that request's micro-batches alone. A strand is
-summed in the order of its micro-batches, then the strands are summed in pairs: s with s + strands/2, then what is
-congruent modulo half as much, and so on. A process that has every strand congruent to r modulo n therefore ends with
-one node of the tree, and n such nodes make the rest. A strand without micro-batches is left out, never added as zeros:
+Each micro-batch of a request belongs to one shard, by the rows of that request's micro-batches alone. A shard is
+summed in the order of its micro-batches, then the shards are summed in pairs: s with s + shards/2, then what is
+congruent modulo half as much, and so on. A process that has every shard congruent to r modulo n therefore ends with
+one node of the tree, and n such nodes make the rest. A shard without micro-batches is left out, never added as zeros:
 that could change the sign of a zero.
 """
 
@@ -18,20 +18,20 @@ from torch import Tensor
 from palestra.model.lora.adapters import Adapter, Rows
 
 
-def balanced_strands(rows: Sequence[int], strands: int) -> list[int]:
-    """The strand of each micro-batch, by their numbers of rows: the largest first, each to the strand that has the
+def balanced_shards(rows: Sequence[int], shards: int) -> list[int]:
+    """The shard of each micro-batch, by their numbers of rows: the largest first, each to the shard that has the
     fewest rows so far. So ranks end at about the same time although trees of shared prefixes differ in size."""
-    chosen, loads = [0] * len(rows), [0] * strands
+    chosen, loads = [0] * len(rows), [0] * shards
     for n in sorted(range(len(rows)), key=lambda n: -rows[n]):
         chosen[n] = loads.index(min(loads))
         loads[chosen[n]] += rows[n]
     return chosen
 
 
-def tree_place(strand: int, strands: int) -> int:
-    """Place of a strand among the leaves of the tree, from left to right: the bits of its number reversed."""
-    bits = strands.bit_length() - 1
-    return int(f"{strand:0{bits}b}"[::-1], 2) if bits else 0
+def tree_place(shard: int, shards: int) -> int:
+    """Place of a shard among the leaves of the tree, from left to right: the bits of its number reversed."""
+    bits = shards.bit_length() - 1
+    return int(f"{shard:0{bits}b}"[::-1], 2) if bits else 0
 
 
 @dataclass(slots=True)
@@ -43,25 +43,25 @@ class _Node:
 
 @dataclass(slots=True)
 class GradientTree:
-    """Sums the gradient of one adapter's request. Strands come in the order of their places, so that no more than
-    log2(strands) sums wait for their neighbours."""
+    """Sums the gradient of one adapter's request. Shards come in the order of their places, so that no more than
+    log2(shards) sums wait for their neighbours."""
 
     adapter: Adapter
-    strands: int
+    shards: int
     earlier: Tensor | None
     """The gradient of earlier requests, which this one is added to at the end."""
     _waiting: list[_Node] = field(default_factory=list)
     _place: int | None = None
 
     @classmethod
-    def begin(cls, adapter: Adapter, strands: int) -> GradientTree:
-        """The adapter's gradient row is empty afterwards: it sums one strand at a time."""
+    def begin(cls, adapter: Adapter, shards: int) -> GradientTree:
+        """The adapter's gradient row is empty afterwards: it sums one shard at a time."""
         earlier = _take(adapter, "grads") if adapter.has_gradient else None
-        return cls(adapter, strands, earlier)
+        return cls(adapter, shards, earlier)
 
-    def enter(self, strand: int) -> None:
-        """Before a micro-batch of this strand."""
-        place = tree_place(strand, self.strands)
+    def enter(self, shard: int) -> None:
+        """Before a micro-batch of this shard."""
+        place = tree_place(shard, self.shards)
         if self._place is not None and place != self._place:
             self._waiting.append(_Node(self._place, _take(self.adapter, "partial")))
             while len(self._waiting) > 1 and not self._is_below(place):
@@ -70,7 +70,7 @@ class GradientTree:
         self._place = place
 
     def close(self) -> None:
-        """Leaves the sum of all strands that were entered in the adapter's gradient row."""
+        """Leaves the sum of all shards that were entered in the adapter's gradient row."""
         while self._waiting:
             self.adapter.row("partial").add_(self._waiting.pop().total)
         self.adapter.stack.collect_gradient(self.adapter.slot)
@@ -89,7 +89,7 @@ class GradientTree:
 
 
 def sum_in_tree_order(parts: Sequence[Tensor | None]) -> Tensor:
-    """The rest of the tree, above nodes of which the n-th has the strands congruent to n; None: it has none. The parts
+    """The rest of the tree, above nodes of which the n-th has the shards congruent to n; None: it has none. The parts
     are overwritten."""
     level = list(parts)
     while len(level) > 1:

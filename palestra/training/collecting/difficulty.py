@@ -83,7 +83,7 @@ class TaskFilter:
         if rate is None or self._is_inside(rate.estimate) or self._skips_in_a_row >= MOST_SKIPS:
             self._skips_in_a_row = 0
             return False
-        rate.skips = (rate.skips + 1) % self._config.recheck
+        rate.skips = (rate.skips + 1) % self._config.recheck_every
         self._skips_in_a_row = self._skips_in_a_row + 1 if rate.skips else 0
         return rate.skips > 0
 
@@ -97,11 +97,11 @@ class TaskFilter:
 
     def _update(self, task: Task, passed: float) -> None:
         rate = self._state.rates.setdefault(self._key(task), PassRate(passed))
-        memory = self._config.memory
-        rate.estimate = memory * rate.estimate + (1.0 - memory) * passed
+        decay = self._config.ema_decay
+        rate.estimate = decay * rate.estimate + (1.0 - decay) * passed
 
     def _queue(self, origin: int) -> None:
         queue = self._state.queue
         if origin not in queue:
             queue.append(origin)
-            del queue[: -self._config.replay_most]
+            del queue[: -self._config.replay_buffer_size]

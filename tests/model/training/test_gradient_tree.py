@@ -8,25 +8,25 @@ from hypothesis import strategies as st
 
 from palestra.model import AdapterPool
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.training.gradient_tree import GradientTree, balanced_strands, sum_in_tree_order, tree_place
+from palestra.model.training.gradient_tree import GradientTree, balanced_shards, sum_in_tree_order, tree_place
 from palestra.types import LoraConfig
 from tests.properties import examples
 
 
-def plain_tree(leaves: dict[int, torch.Tensor], first: int, step: int, strands: int) -> torch.Tensor | None:
-    """The sum of the strands that are `first` modulo `step`, by the definition."""
-    if step == strands:
+def plain_tree(leaves: dict[int, torch.Tensor], first: int, step: int, shards: int) -> torch.Tensor | None:
+    """The sum of the shards that are `first` modulo `step`, by the definition."""
+    if step == shards:
         return leaves.get(first)
-    halves = [plain_tree(leaves, start, 2 * step, strands) for start in (first, first + step)]
+    halves = [plain_tree(leaves, start, 2 * step, shards) for start in (first, first + step)]
     found = [half for half in halves if half is not None]
     return found[0] + found[1] if len(found) == 2 else found[0] if found else None
 
 
-def tree_sum(adapter, parts: list[tuple[int, torch.Tensor]], strands: int) -> torch.Tensor | None:
-    """As an engine does it: strands in the order of their places, each summed in the gradient row."""
-    tree = GradientTree.begin(adapter, strands)
-    for strand, part in sorted(parts, key=lambda pair: tree_place(pair[0], strands)):
-        tree.enter(strand)
+def tree_sum(adapter, parts: list[tuple[int, torch.Tensor]], shards: int) -> torch.Tensor | None:
+    """As an engine does it: shards in the order of their places, each summed in the gradient row."""
+    tree = GradientTree.begin(adapter, shards)
+    for shard, part in sorted(parts, key=lambda pair: tree_place(pair[0], shards)):
+        tree.enter(shard)
         adapter.row("grads").add_(part)
     tree.close()
     found = adapter.row("grads").clone()
@@ -39,29 +39,29 @@ def tree_sum(adapter, parts: list[tuple[int, torch.Tensor]], strands: int) -> to
 def test_any_number_of_ranks_sums_to_the_bits_of_the_tree(micro_model, data):
     pool = AdapterPool(ModelSpec.from_folder(micro_model))
     adapter = pool.create(LoraConfig(rank=1, train_mlp=False, train_unembed=False))
-    strands = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
-    n = data.draw(st.integers(1, 3 * strands))
+    shards = data.draw(st.sampled_from([1, 2, 4, 8, 16]))
+    n = data.draw(st.integers(1, 3 * shards))
     turn = data.draw(st.integers(0, 15))
     size = adapter.stack.layout.size
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 1000)))
-    parts = [(i % strands, torch.randn(size, generator=generator)) for i in range(n)]
+    parts = [(i % shards, torch.randn(size, generator=generator)) for i in range(n)]
     leaves: dict[int, torch.Tensor] = {}
-    for strand, part in parts:
-        leaves[strand] = leaves[strand] + part if strand in leaves else torch.zeros(size) + part
-    expected = plain_tree(leaves, 0, 1, strands)
+    for shard, part in parts:
+        leaves[shard] = leaves[shard] + part if shard in leaves else torch.zeros(size) + part
+    expected = plain_tree(leaves, 0, 1, shards)
     assert expected is not None
     ranks = 1
-    while ranks <= strands:
+    while ranks <= shards:
         shares = [[pair for pair in parts if (pair[0] ^ turn) % ranks == rank] for rank in range(ranks)]
-        found = sum_in_tree_order([tree_sum(adapter, share, strands) for share in shares])
-        assert torch.equal(found, expected), (strands, ranks)
+        found = sum_in_tree_order([tree_sum(adapter, share, shards) for share in shares])
+        assert torch.equal(found, expected), (shards, ranks)
         ranks *= 2
 
 
-@given(rows=st.lists(st.integers(1, 10_000), max_size=40), strands=st.sampled_from([1, 2, 4, 8]))
+@given(rows=st.lists(st.integers(1, 10_000), max_size=40), shards=st.sampled_from([1, 2, 4, 8]))
 @examples(60)
-def test_no_strand_has_more_rows_than_another_by_more_than_one_micro_batch(rows, strands):
-    chosen = balanced_strands(rows, strands)
+def test_no_shard_has_more_rows_than_another_by_more_than_one_micro_batch(rows, shards):
+    chosen = balanced_shards(rows, shards)
     assert len(chosen) == len(rows)
-    loads = [sum(n for n, strand in zip(rows, chosen, strict=True) if strand == s) for s in range(strands)]
+    loads = [sum(n for n, shard in zip(rows, chosen, strict=True) if shard == s) for s in range(shards)]
     assert max(loads) - min(loads) <= max(rows, default=0)

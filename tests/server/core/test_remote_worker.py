@@ -261,7 +261,7 @@ def test_a_restarted_server_goes_on_with_a_worker_elsewhere(tmp_path: Path, micr
 @pytest.mark.timeout(300)
 def test_ranks_that_meet_over_the_network_have_the_bits_of_one_process(tmp_path: Path, micro_model: Path) -> None:
     async def run(folder: Path, **options: Any) -> dict[str, bytes]:
-        machines = Machines(folder, micro_model, strands=4, micro_batch_tokens=20, **options)
+        machines = Machines(folder, micro_model, gradient_shards=4, micro_batch_tokens=20, **options)
         saved = machines.server / "checkpoints" / "a"
         await machines.handle.start()
         await machines.train(CreateModel(lora=LoraConfig(rank=4, seed=1)))

@@ -58,7 +58,7 @@ def test_tasks_outside_the_band_are_skipped():
 
 def test_a_skipped_task_is_looked_at_again_from_time_to_time():
     state = DifficultyState()
-    maker = make_maker(state, lowest=0.2, recheck=3, memory=0.0)
+    maker = make_maker(state, lowest=0.2, recheck_every=3, ema_decay=0.0)
     epoch(maker, {"3": 0})
     later = epoch(maker, {"3": SIZE}, count=40)
     assert later.count("3") == 1  # in the third of three epochs
@@ -68,7 +68,7 @@ def test_a_skipped_task_is_looked_at_again_from_time_to_time():
 
 def test_estimates_move_and_tasks_may_share_one():
     state = DifficultyState()
-    maker = make_maker(state, by="level", highest=0.9, memory=0.5, recheck=1000)
+    maker = make_maker(state, by="level", highest=0.9, ema_decay=0.5, recheck_every=1000)
     later = [epoch(maker, {"0": SIZE}, by="level") for _ in range(3)][-1]
     assert state.rates["x/level=0"].estimate > 0.9
     assert {int(task) % 3 for task in later} == {1, 2}
@@ -96,7 +96,7 @@ def test_solved_tasks_and_hopeless_ones_are_not_replayed():
 
 
 def test_a_band_that_nothing_fits_does_not_hang_a_run():
-    maker = make_maker(DifficultyState(), lowest=0.9, recheck=1_000_000)
+    maker = make_maker(DifficultyState(), lowest=0.9, recheck_every=1_000_000)
     epoch(maker, {})
     assert len(epoch(maker, {}, count=2)) == 2
 
@@ -105,7 +105,7 @@ def test_a_band_that_nothing_fits_does_not_hang_a_run():
 @given(st.integers(0, 10_000), st.integers(1, 5), st.sampled_from(["task", "level"]))
 def test_a_resumed_run_chooses_the_same_tasks(seed: int, cut: int, by: str):
     """The state goes through JSON, as in a checkpoint; groups under way are begun again."""
-    settings = {"lowest": 0.2, "highest": 0.8, "recheck": 2, "replay_share": 0.3, "by": by}
+    settings = {"lowest": 0.2, "highest": 0.8, "recheck_every": 2, "replay_share": 0.3, "by": by}
 
     def step(maker: RequestMaker, number: int) -> list[tuple[str, str, tuple[int, ...]]]:
         requests = [maker.next(number) for _ in range(5)]
@@ -139,7 +139,7 @@ def test_a_replayed_group_that_was_under_way_is_the_same_after_a_resume():
 @pytest.mark.slow
 def test_a_run_with_filters_resumes_on_the_same_tasks(ephebe_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    difficulty = {"lowest": 0.1, "highest": 0.9, "by": "difficulty", "memory": 0.3, "replay_share": 0.25}
+    difficulty = {"lowest": 0.1, "highest": 0.9, "by": "difficulty", "ema_decay": 0.3, "replay_share": 0.25}
     settings = {"server": ephebe_url, "steps": 4, "difficulty": difficulty, "data": {"zero_variance": "drop"}}
     (tmp_path / "run.json").write_text(json.dumps(merged(SMALL, settings)))
     for arguments in (("run.json", "--name", "whole"), ("run.json", "--name", "cut", "steps=2")):

@@ -1,4 +1,4 @@
-"""A gradient summed by strands: close to the direct sum, the same bits after a crash, never mixed by accident."""
+"""A gradient summed by shards: close to the direct sum, the same bits after a crash, never mixed by accident."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from palestra.engine.files import read_tensors, write_tensors
 from palestra.engine.snapshots import StateRefused
 from tests.engine.conftest import Desk
 from tests.engine.test_recovery import kill_and_compare
@@ -18,9 +19,9 @@ from tests.engine.test_recovery import kill_and_compare
 def make_desk(get_backend: Callable[..., Any], tmp_path: Path) -> Iterator[Callable[..., Desk]]:
     made: list[Desk] = []
 
-    def make(strands: int, name: str = "") -> Desk:
-        backend = get_backend(micro_batch_tokens=32, strands=strands)
-        made.append(Desk(tmp_path / (name or f"strands{strands}"), backend))
+    def make(gradient_shards: int, name: str = "") -> Desk:
+        backend = get_backend(micro_batch_tokens=32, gradient_shards=gradient_shards)
+        made.append(Desk(tmp_path / (name or f"gradient_shards{gradient_shards}"), backend))
         return made[-1]
 
     yield make
@@ -46,9 +47,9 @@ def test_a_request_of_one_micro_batch_has_the_bits_of_the_direct_sum(make_desk):
     assert np.array_equal(gradient(one, "a"), gradient(eight, "a"))
 
 
-@pytest.mark.parametrize("strands", [pytest.param(2, marks=pytest.mark.slow), 8])
-def test_strands_agree_with_the_direct_sum(make_desk, strands):
-    one, many = make_desk(1), make_desk(strands)
+@pytest.mark.parametrize("gradient_shards", [pytest.param(2, marks=pytest.mark.slow), 8])
+def test_gradient_shards_agree_with_the_direct_sum(make_desk, gradient_shards):
+    one, many = make_desk(1), make_desk(gradient_shards)
     for desk in (one, many):
         passes(desk, 30, 3, 11)
     assert [m.outcome for m in one.sent] == [m.outcome for m in many.sent]
@@ -75,20 +76,38 @@ def test_a_failed_request_leaves_the_gradient_of_those_before(make_desk, monkeyp
     assert np.array_equal(gradient(desk, "a"), before)
 
 
-def test_state_folder_of_another_number_of_strands_is_refused_and_kept(make_desk):
+def test_state_folder_of_another_number_of_gradient_shards_is_refused_and_kept(make_desk):
     desk = make_desk(8, "state")
     passes(desk, 3)
     desk.snapshots.take_all()
     other = make_desk(4, "state")
-    with pytest.raises(StateRefused, match=r"the model a was trained with strands=8.*models\.0\.strands=8"):
+    with pytest.raises(
+        StateRefused, match=r"the model a was trained with gradient_shards=8.*models\.0\.gradient_shards=8"
+    ):
         other.snapshots.restore()
-    other.snapshots.allow_other_strands = True
+    other.snapshots.allow_shard_mismatch = True
     other.snapshots.restore()
     assert np.array_equal(gradient(other, "a"), gradient(desk, "a"))
 
 
+def test_a_state_folder_from_before_the_key_was_renamed_opens(make_desk):
+    desk = make_desk(8, "state")
+    passes(desk, 3)
+    desk.snapshots.take_all()
+    desk.files.close()
+    for file in desk.snapshots.folder.iterdir():
+        tensors, metadata = read_tensors(file)
+        assert '"gradient_shards":8' in metadata
+        write_tensors(file, tensors, metadata.replace('"gradient_shards":8', '"strands":8'))
+    again = make_desk(8, "state")
+    again.snapshots.restore()
+    assert np.array_equal(gradient(again, "a"), gradient(desk, "a"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_workers_with_strands_killed_at_any_moment_end_at_the_same_bits(drivers: Callable[..., Any], seed: int) -> None:
+def test_workers_with_gradient_shards_killed_at_any_moment_end_at_the_same_bits(
+    drivers: Callable[..., Any], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
-    kill_and_compare(drivers, rng.uniform(0.0, 0.4, 6).tolist(), rounds=6, strands=8)
+    kill_and_compare(drivers, rng.uniform(0.0, 0.4, 6).tolist(), rounds=6, gradient_shards=8)

@@ -46,7 +46,7 @@ def test_checkpoint_of_other_weights_is_refused(get_backend, checkpoint, weights
 
 
 def test_checkpoint_of_other_weights_goes_on_when_told(get_backend, checkpoint):
-    backend = get_backend(allow_other_weights=True)
+    backend = get_backend(allow_weights_mismatch=True)
     backend.load(backend.create(LORA), str(checkpoint), optimizer=True)
 
 
@@ -65,7 +65,7 @@ def test_state_folder_of_other_weights_is_refused_and_kept(get_backend, tmp_path
         other.snapshots.restore()
     other.files.close()
     told = Desk(tmp_path / "state", get_backend())
-    told.snapshots.allow_other_weights = True
+    told.snapshots.allow_weights_mismatch = True
     told.snapshots.restore()
     assert list(told.table.models) == ["a"]
     told.files.close()
