@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm check format bench soak house docs test-docs deploy-check release clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm llama-cpp check format bench soak house docs test-docs deploy-check release clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -236,6 +236,17 @@ VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 
 vllm: .venv-vllm/.ready ## vLLM's CPU build in .venv-vllm, to sample with (docs/vllm.md)
 
+# Built from source, for any x86 machine of the last ten years, without pictures: ten minutes on two cores.
+LLAMA_CPP := 0.3.36
+
+.venv-llama/.ready:
+	@echo 'building llama.cpp in .venv-llama; this takes ten minutes or more and happens once'
+	$(PYTHON) -m venv .venv-llama
+	@CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" $(PROGRESS) .venv-llama/bin/python $(INSTALL) --no-binary llama-cpp-python "llama-cpp-python==$(LLAMA_CPP)"
+	@touch $@
+
+llama-cpp: .venv-llama/.ready ## llama.cpp in .venv-llama, with which test-slow then reads our GGUF files
+
 check: .venv/.interpreter docs ## format, lint, types, import layers, the house's bars, docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -276,5 +287,5 @@ house: .venv/.ready ## the house's figures: lines, clones, ways to do one thing 
 	$(BIN)/python scripts/house.py $(ARGS)
 
 clean: ## remove .venv and caches
-	rm -rf .venv .venv-vllm .venv-trl .venv-deploy .agents .ui $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
+	rm -rf .venv .venv-vllm .venv-llama .venv-trl .venv-deploy .agents .ui $(CLIENTS) .pytest_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

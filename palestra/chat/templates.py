@@ -62,6 +62,10 @@ class ChatTemplate:
             ) from error
 
 
+def has_template(folder: Path, tokenizer_config: JsonMapping) -> bool:
+    return (folder / TEMPLATE_FILE).is_file() or bool(tokenizer_config.get("chat_template"))
+
+
 def read_sources(folder: Path, tokenizer_config: JsonMapping) -> dict[str, str]:
     """Returns templates by name; `default` is always there."""
     path = folder / TEMPLATE_FILE

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 
 from palestra.chat.errors import ChatError
-from palestra.chat.templates import read_sources
+from palestra.chat.templates import has_template, read_sources
 from palestra.util.json_types import JsonMapping, JsonObject
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -30,7 +30,8 @@ class TokenizerFiles:
     eos_ids: tuple[int, ...]
 
 
-def read_tokenizer(folder: Path) -> TokenizerFiles:
+def read_tokenizer(folder: Path, *, needs_template: bool = True) -> TokenizerFiles:
+    """Raises ChatError, also for a folder without a chat template if one is needed; otherwise it has no templates."""
     config = _read_json(folder / "tokenizer_config.json")
     named = _named_tokens(_read_json(folder / "special_tokens_map.json")) | _named_tokens(config)
     tokenizer = _open_tokenizer(folder)
@@ -38,7 +39,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
     return TokenizerFiles(
         where=str(folder),
         tokenizer=tokenizer,
-        templates=read_sources(folder, config),
+        templates=read_sources(folder, config) if needs_template or has_template(folder, config) else {},
         named=named,
         specials=specials,
         eos_ids=tuple(dict.fromkeys(_eos_ids(folder, named, specials))),

@@ -12,7 +12,7 @@ from palestra import __version__
 from palestra.checkpoints import SavedCheckpoint
 from palestra.config.card import CardConfig
 from palestra.config.redaction import redact
-from palestra.runs.export_form import ExportForm
+from palestra.runs.export_form import PublishedForm
 from palestra.runs.reader import RunReader
 from palestra.util.hugging_face import is_hub_id
 from palestra.util.json_types import JsonObject
@@ -41,7 +41,7 @@ POINTS = 12
 
 
 def write_card(
-    run: RunReader, saved: SavedCheckpoint, form: ExportForm, *, repository: str, base_name: str, has_picture: bool
+    run: RunReader, saved: SavedCheckpoint, form: PublishedForm, *, repository: str, base_name: str, has_picture: bool
 ) -> str:
     """The text of README.md in the repository."""
     about = run.read_about()
@@ -73,7 +73,7 @@ def _card_settings(config: JsonObject) -> CardConfig:
         return CardConfig()  # a newer version wrote it
 
 
-def _front_matter(config: JsonObject, card: CardConfig, form: ExportForm, base_name: str) -> str:
+def _front_matter(config: JsonObject, card: CardConfig, form: PublishedForm, base_name: str) -> str:
     front: JsonObject = {
         "library_name": "peft" if form == "peft" else "transformers",
         "pipeline_tag": "text-generation",
@@ -88,7 +88,7 @@ def _front_matter(config: JsonObject, card: CardConfig, form: ExportForm, base_n
     return f"---\n{yaml.safe_dump(front, sort_keys=False)}---"
 
 
-def _opening(config: JsonObject, saved: SavedCheckpoint, form: ExportForm, base_name: str) -> str:
+def _opening(config: JsonObject, saved: SavedCheckpoint, form: PublishedForm, base_name: str) -> str:
     what = f"A LoRA adapter for `{base_name}`" if form == "peft" else f"`{base_name}` with a LoRA adapter folded in"
     how = METHODS.get(config.get("kind", "grpo"), config.get("kind"))
     return (
@@ -97,7 +97,7 @@ def _opening(config: JsonObject, saved: SavedCheckpoint, form: ExportForm, base_
     )
 
 
-def _usage(form: ExportForm, repository: str, base_name: str, *, for_vllm: bool) -> str:
+def _usage(form: PublishedForm, repository: str, base_name: str, *, for_vllm: bool) -> str:
     """`for_vllm`: vLLM takes the adapter, which it does not if the unembedding was trained."""
     if form == "merged":
         code = (

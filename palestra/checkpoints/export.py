@@ -1,4 +1,5 @@
-"""Checkpoints for other tools: adapters that PEFT and vLLM load, and whole models with the adapter folded in."""
+"""Checkpoints for other tools: adapters that PEFT and vLLM load, and whole models with the adapter folded in, as
+folders of Hugging Face or as GGUF files."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from palestra.checkpoints import CheckpointError, SavedCheckpoint
+from palestra.checkpoints.gguf import require_gguf
 from palestra.checkpoints.sources import saved_files
 from palestra.config.bundled import bundled_model
 from palestra.model.errors import ModelError
@@ -16,11 +18,12 @@ from palestra.model.loading.weights import DTYPES
 from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, save_adapter
 from palestra.model.lora.adapters import AdapterPool
 from palestra.model.lora.merged_export import export_merged
-from palestra.runs.export_form import ExportDtype, ExportForm
+from palestra.runs.export_form import ExportDtype, ExportForm, GgufSettings
 from palestra.util.figures import size_text
 from palestra.util.file_errors import file_error_text
 from palestra.util.hugging_face import find_in_cache, is_hub_id
 
+AS_STORED = GgufSettings()
 CACHED = "models--"
 ROOM = 1.1  # what is needed on the disk, as a multiple of what is written
 
@@ -60,6 +63,7 @@ def export_saved(
     base: str | None = None,
     base_name: str | None = None,
     dtype: ExportDtype | None = None,
+    gguf: GgufSettings = AS_STORED,
     check: bool = False,
     server: str | None = None,
     key: str | None = None,
@@ -67,7 +71,7 @@ def export_saved(
     """Exports a checkpoint of a run, wherever its files are. Raises CheckpointError, also if the check fails."""
     with saved_files(saved, server=server, key=key) as adapter:
         folder = base_of(adapter, base)
-        export_checkpoint(adapter, out, form, base=folder, base_name=base_name, dtype=dtype)
+        export_checkpoint(adapter, out, form, base=folder, base_name=base_name, dtype=dtype, gguf=gguf)
         if check:
             from palestra.checkpoints.export_check import check_export
 
@@ -83,22 +87,33 @@ def export_checkpoint(
     base: Path,
     base_name: str | None = None,
     dtype: ExportDtype | None = None,
+    gguf: GgufSettings = AS_STORED,
 ) -> None:
     """Writes a folder that appears whole or not at all; a whole model in `dtype`, or as its base is stored. Raises
     CheckpointError."""
-    if dtype is not None and form != "merged":
+    if form == "gguf":
+        require_gguf()
+        if dtype is not None:
+            raise CheckpointError("a dtype is for --as merged; for a GGUF file choose --quant")
+    elif gguf != AS_STORED:
+        raise CheckpointError("--quant and --pre-tokenizer are for --as gguf")
+    elif dtype is not None and form != "merged":
         raise CheckpointError("an adapter is written in float32: choose a dtype only for a whole model (merged)")
     if out.exists():
         raise CheckpointError(f"{out} already exists; choose another folder, or remove it first")
     needed = (adapter / WEIGHTS).stat().st_size if (adapter / WEIGHTS).is_file() else 0
-    if form == "merged":
+    if form != "peft":
         stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
-        needed += stored * 2 if dtype == "float32" else stored  # most bases have 16 bits
+        needed += stored * 2 if dtype == "float32" or gguf.quant == "f32" else stored  # most bases have 16 bits
     require_room(out, int(needed * ROOM))
     try:
         pool = AdapterPool(ModelSpec.from_folder(base))
         loaded = load_adapter(pool, adapter)
-        if form == "merged":
+        if form == "gguf":
+            from palestra.checkpoints.gguf.model_file import export_gguf
+
+            export_gguf(loaded, base, out, name=base_name or portable_name(base), settings=gguf)
+        elif form == "merged":
             export_merged(loaded, base, out, dtype=DTYPES[dtype] if dtype else None)
         else:
             save_adapter(loaded, out, base_model=base_name or portable_name(base), form="peft")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from palestra.checkpoints.gguf import MODEL_FILE
 from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.adapter_files import load_adapter
@@ -22,7 +23,9 @@ N_TOKENS = 64
 
 
 EXACT, ROUNDED = 1e-4, 0.05
-"""Mean differences in nats that are allowed in float32, and where merged weights are rounded to the base's 16 bits."""
+"""Mean differences in nats that are allowed in float32, and where merged weights are rounded to 16 bits."""
+EIGHT_BITS, FEWER_BITS = 0.1, 0.5
+"""The same for matrices of a GGUF file."""
 
 
 class ExportCheck(Struct, frozen=True, kw_only=True):
@@ -59,7 +62,7 @@ def check_export(out: Path, form: ExportForm, adapter: Path, base: Path) -> Expo
     return ExportCheck(
         mean_difference=float(difference.mean()),
         largest_difference=float(difference.max()),
-        allowed=ROUNDED if form == "merged" and _is_rounded(out) else EXACT,
+        allowed=_allowed(out, form),
         change=float((ours - plain).abs().mean()),
         warnings=sorted(set(said)),
     )
@@ -87,9 +90,20 @@ def _heard() -> Iterator[list[str]]:
             logger.removeHandler(ear)
 
 
-def _is_rounded(out: Path) -> bool:
+def _allowed(out: Path, form: ExportForm) -> float:
+    if form == "gguf":
+        from gguf import GGUFReader
+
+        kinds = {tensor.tensor_type.name for tensor in GGUFReader(out / MODEL_FILE).tensors}
+        kinds -= {"F32"}
+        sixteen = {"F16", "BF16"}
+        if kinds <= sixteen:
+            return ROUNDED if kinds else EXACT
+        return EIGHT_BITS if kinds <= sixteen | {"Q8_0"} else FEWER_BITS
+    if form == "peft":
+        return EXACT
     with WeightFiles(out) as files:
-        return any(files.tensor(name).dtype != torch.float32 for name in files)
+        return ROUNDED if any(files.tensor(name).dtype != torch.float32 for name in files) else EXACT
 
 
 def _load_elsewhere(out: Path, form: ExportForm, base: Path) -> torch.nn.Module:
@@ -97,12 +111,27 @@ def _load_elsewhere(out: Path, form: ExportForm, base: Path) -> torch.nn.Module:
     from transformers.utils import logging as transformers_log
 
     transformers_log.disable_progress_bar()
+    if form == "gguf":
+        return _load_gguf(out, base)
     model = AutoModelForCausalLM.from_pretrained(out if form == "merged" else base, dtype=torch.float32)
     if form == "merged":
         return model
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, str(out))
+
+
+def _load_gguf(out: Path, base: Path) -> torch.nn.Module:
+    """With the base's config, since transformers does not read all that the file says of the model's shape."""
+    from gguf import GGUFReader
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+
+    config = AutoConfig.from_pretrained(base).get_text_config()
+    if config.model_type == "mistral":  # which the format calls llama
+        fields = config.to_dict()
+        config = LlamaConfig(**{name: fields[name] for name in fields.keys() - {"model_type", "architectures"}})
+    config.tie_word_embeddings = all(t.name != "output.weight" for t in GGUFReader(out / MODEL_FILE).tensors)
+    return AutoModelForCausalLM.from_pretrained(out, gguf_file=MODEL_FILE, config=config, dtype=torch.float32)
 
 
 def _logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:

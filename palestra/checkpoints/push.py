@@ -14,7 +14,7 @@ from palestra.checkpoints.card import PICTURE, write_card
 from palestra.checkpoints.export import base_of, export_checkpoint, portable_name
 from palestra.checkpoints.hub import HubRepository
 from palestra.checkpoints.sources import saved_files
-from palestra.runs.export_form import ExportDtype, ExportForm
+from palestra.runs.export_form import ExportDtype, PublishedForm
 from palestra.runs.plots import RESULTS, draw
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import RunError
@@ -42,7 +42,7 @@ class Publication(Struct, frozen=True):
 def prepared(
     saved: SavedCheckpoint,
     repository: HubRepository,
-    form: ExportForm,
+    form: PublishedForm,
     *,
     base: str | None = None,
     base_name: str | None = None,
@@ -68,7 +68,7 @@ def prepared(
 def push_saved(
     saved: SavedCheckpoint,
     target: str,
-    form: ExportForm,
+    form: PublishedForm,
     *,
     public: bool,
     update: bool,

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
-ExportForm = Literal["peft", "merged"]
-"""An adapter for PEFT and vLLM, or a whole model."""
+PublishedForm = Literal["peft", "merged"]
+"""An adapter for PEFT and vLLM, or a whole model: what can be published with a model card."""
+ExportForm = Literal["peft", "merged", "gguf"]
+"""Also a whole model as a GGUF file, for llama.cpp."""
 ExportDtype = Literal["bfloat16", "float16", "float32"]
 """What the weights of a whole model are written in."""
+GgufQuant = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+"""What the matrices of a GGUF file are written in."""
+
+
+@dataclass(frozen=True, slots=True)
+class GgufSettings:
+    """How a GGUF file is written."""
+
+    quant: GgufQuant | None = None
+    """None: as the base is stored."""
+    pre_tokenizer: str | None = None
+    """The name, in llama.cpp's list, of how text is split into words; None: that of the model's own tokenizer."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from palestra.runs.best_step import best_step
-from palestra.runs.export_form import ExportDtype, ExportForm
+from palestra.runs.export_form import ExportDtype, ExportForm, GgufSettings, PublishedForm
 from palestra.runs.reader import ENGINE, RunReader, RunStatus
 from palestra.runs.record_files import RunError
 from palestra.util.json_types import JsonObject
@@ -68,11 +68,13 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         base: str | None = None,
         base_name: str | None = None,
         dtype: ExportDtype | None = None,
+        gguf: GgufSettings | None = None,
         check: bool = False,
         server: str | None = None,
         key: str | None = None,
     ) -> Path:
-        """Writes the checkpoint to a new folder: `peft` is an adapter for PEFT and vLLM, `merged` a whole model.
+        """Writes the checkpoint to a new folder: `peft` is an adapter for PEFT and vLLM, `merged` a whole model,
+        and `gguf` a whole model as a GGUF file, written as `gguf` says.
 
         `base` is the model it was trained on, if the checkpoint does not say it, and `base_name` what the adapter calls
         it. `dtype` is what a whole model is written in, if not as its base is stored. `check` loads the export in
@@ -82,13 +84,13 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         from palestra.checkpoints.export import export_saved
 
         where = {"base": base, "base_name": base_name, "server": server, "key": key}
-        export_saved(self, Path(out), form, dtype=dtype, check=check, **where)
+        export_saved(self, Path(out), form, dtype=dtype, gguf=gguf or GgufSettings(), check=check, **where)
         return Path(out)
 
     def push(
         self,
         target: str,
-        form: ExportForm = "peft",
+        form: PublishedForm = "peft",
         *,
         public: bool = False,
         update: bool = False,

@@ -16,19 +16,27 @@ from palestra.cli.checkpoint.common import (
     dtype_option,
     find_saved,
     form_option,
+    pre_tokenizer_option,
+    quant_option,
     server_and_key,
 )
 from palestra.cli.checkpoint.sharing import import_, push
 from palestra.cli.options import server_options
 from palestra.cli.output import bytes_text, fail, needs_extra, print_json
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
+from palestra.runs.export_form import ExportForm, GgufSettings
 
 if TYPE_CHECKING:
     from palestra.checkpoints import SavedCheckpoint
     from palestra.checkpoints.export_check import ExportCheck
-    from palestra.runs.export_form import ExportDtype, ExportForm
+    from palestra.runs.export_form import ExportDtype, GgufQuant
 
 ADDRESS = "tinker://"
+FORMS: dict[ExportForm, str] = {
+    "peft": "adapter for PEFT",
+    "merged": "whole model",
+    "gguf": "whole model as a GGUF file",
+}
 
 
 @click.group()
@@ -115,6 +123,8 @@ def show(which: str, root: Path, as_json: bool) -> None:
 @base_option
 @base_name_option
 @dtype_option
+@quant_option
+@pre_tokenizer_option
 @click.option("--check", is_flag=True, help="Load the export in transformers and compare it with the checkpoint.")
 @runs_option
 @server_and_key
@@ -126,6 +136,8 @@ def export(
     base: str | None,
     base_name: str | None,
     dtype: ExportDtype | None,
+    quant: GgufQuant | None,
+    pre_tokenizer: str | None,
     check: bool,
     root: Path,
     server: str | None,
@@ -141,15 +153,16 @@ def export(
         from palestra.checkpoints.export import base_of, export_checkpoint
 
         adapter, folder = source.folder, base_of(source.folder, base)
-        export_checkpoint(adapter, out, form, base=folder, base_name=base_name, dtype=dtype)
+        export_checkpoint(
+            adapter, out, form, base=folder, base_name=base_name, dtype=dtype, gguf=GgufSettings(quant, pre_tokenizer)
+        )
         size = sum(file.stat().st_size for file in out.iterdir())
         checked = _check(out, form, adapter, folder) if check else None
     if as_json:
         facts = {"folder": str(out), "checkpoint": source.name, "form": form, "base": str(folder), "size_bytes": size}
         print_json(facts | ({"check": to_builtins(checked)} if checked else {}))
     else:
-        what = "adapter for PEFT" if form == "peft" else "whole model"
-        click.echo(f"{out}: {what}, {bytes_text(size)}, of {source.name} on {folder}")
+        click.echo(f"{out}: {FORMS[form]}, {bytes_text(size)}, of {source.name} on {folder}")
         if checked is not None:
             click.echo(_check_text(checked))
     if checked is not None and not checked.is_good:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import rich_click as click
 
 from palestra.cli.options import server_options
 from palestra.cli.run.common import find
+from palestra.runs.export_form import ExportDtype, ExportForm, GgufQuant, PublishedForm
 
 if TYPE_CHECKING:
     from palestra.checkpoints import SavedCheckpoint
@@ -17,7 +18,16 @@ server_and_key = server_options(default=None)
 form_option = click.option(
     "--as",
     "form",
-    type=click.Choice(["peft", "merged"]),
+    type=click.Choice(get_args(ExportForm)),
+    default="peft",
+    show_default=True,
+    help="An adapter for PEFT and vLLM, a whole model with the adapter folded in, or that as a GGUF file for "
+    "llama.cpp.",
+)
+published_form_option = click.option(
+    "--as",
+    "form",
+    type=click.Choice(get_args(PublishedForm)),
     default="peft",
     show_default=True,
     help="An adapter for PEFT and vLLM, or a whole model with the adapter folded in.",
@@ -28,8 +38,18 @@ base_name_option = click.option(
 )
 dtype_option = click.option(
     "--dtype",
-    type=click.Choice(["bfloat16", "float16", "float32"]),
+    type=click.Choice(get_args(ExportDtype)),
     help="What the weights of a whole model are written in. [as the base is stored]",
+)
+quant_option = click.option(
+    "--quant",
+    type=click.Choice(get_args(GgufQuant)),
+    help="What the matrices of a GGUF file are written in. [as the base is stored]",
+)
+pre_tokenizer_option = click.option(
+    "--pre-tokenizer",
+    metavar="NAME",
+    help="llama.cpp's name for how text is split into words, in a GGUF file. [that of the model's tokenizer]",
 )
 
 

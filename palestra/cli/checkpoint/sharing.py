@@ -13,7 +13,7 @@ from palestra.cli.checkpoint.common import (
     base_option,
     dtype_option,
     find_saved,
-    form_option,
+    published_form_option,
     server_and_key,
 )
 from palestra.cli.options import server_options
@@ -23,13 +23,13 @@ from palestra.util.hugging_face import is_hub_id
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from palestra.runs.export_form import ExportDtype, ExportForm
+    from palestra.runs.export_form import ExportDtype, PublishedForm
 
 
 @click.command()
 @click.argument("which", metavar="RUN[@STEP]")
 @click.argument("target", metavar="hf:ORG/NAME")
-@form_option
+@published_form_option
 @base_option
 @base_name_option
 @dtype_option
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def push(
     which: str,
     target: str,
-    form: ExportForm,
+    form: PublishedForm,
     base: str | None,
     base_name: str | None,
     dtype: ExportDtype | None,

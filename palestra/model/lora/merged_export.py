@@ -14,6 +14,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
 from palestra.model.loading.weights import by_turns
 from palestra.model.lora.adapter_files import adapter_matrices, new_folder
@@ -50,27 +52,19 @@ def export_merged(
     the base keeps apart for their precision, stay. `config.json` names the dtype that most weights have. One file of
     `shard_bytes` is in memory at a time.
     """
-    base, matrices = Path(base), adapter_matrices(adapter)
+    base = Path(base)
     config = json.loads((base / "config.json").read_text())
     with whole_folder(new_folder(folder)) as temporary, WeightFiles(base) as files:
-        head = files.head
-        untied = f"{HEAD}.lora_A.weight" in matrices and _untie(config)
-        names = [n for n in files if not (untied and n == head)]  # some tied folders hold a copy
-        sources = {name: name for name in names}
-        if untied:  # from here on the two differ
-            sources[head] = files.embedding
+        weights = MergedWeights(adapter, files, is_tied=ModelSpec.from_folder(base).tie_embeddings)
+        if weights.is_untied:
+            _untie(config)
         shards = _Shards(temporary, shard_bytes)
-        stored = {source: files.dtype(source) or torch.bfloat16 for source in sources.values()}
-        main = _most_frequent(stored, files)
-        for name, source in sources.items():
-            weight, change = files.tensor(source), _change(name, files.prefix, matrices, adapter.stack.layout)
-            if change is not None:
-                fits = change if change.shape == weight.shape else change.mT  # some files have stacks transposed
-                weight = weight.float() + adapter.stack.layout.scale * fits
-            wanted = dtype if dtype is not None and stored[source] == main else stored[source]
-            shards.add(name, weight.to(wanted).contiguous())
+        for name in weights.names:
+            stored = weights.stored_dtype(name)
+            wanted = dtype if dtype is not None and stored == weights.main_dtype else stored
+            shards.add(name, weights.tensor(name).to(wanted).contiguous())
         shards.finish()
-        _set_dtype(config, dtype or main)
+        _set_dtype(config, dtype or weights.main_dtype)
         if files.unpacked:
             for level in (config, config.get("text_config") or {}):
                 level.pop("quantization_config", None)
@@ -79,6 +73,44 @@ def export_merged(
             if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
                 shutil.copy(extra, temporary / extra.name)
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+class MergedWeights:
+    """The weights of a base model with an adapter folded in, by the names of the base, computed one at a time."""
+
+    def __init__(self, adapter: Adapter, files: WeightFiles, *, is_tied: bool) -> None:
+        self._files, self._matrices, self._layout = files, adapter_matrices(adapter), adapter.stack.layout
+        self.is_untied = is_tied and f"{HEAD}.lora_A.weight" in self._matrices
+        """The unembedding was trained, and is from here on another matrix than the embedding."""
+        head = files.head
+        self._sources = {name: name for name in files if not (self.is_untied and name == head)}  # may hold a copy
+        if self.is_untied:
+            self._sources[head] = files.embedding
+        self.names = list(self._sources)
+
+    @cached_property
+    def main_dtype(self) -> torch.dtype:
+        """The dtype in which most numbers of the base are written."""
+        sizes: Counter[torch.dtype] = Counter()
+        for source in set(self._sources.values()):
+            sizes[self._files.dtype(source) or torch.bfloat16] += math.prod(self._files.shape(source))
+        return sizes.most_common(1)[0][0]
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        """As the base stores it; bfloat16 for what it keeps in 4 or 8 bits."""
+        return self._files.dtype(self._sources[name]) or torch.bfloat16
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._files.shape(self._sources[name])
+
+    def tensor(self, name: str) -> Tensor:
+        """In float32 if the adapter changes it, or else as the files have it."""
+        weight = self._files.tensor(self._sources[name])
+        change = _change(name, self._files.prefix, self._matrices, self._layout)
+        if change is None:
+            return weight
+        fits = change if change.shape == weight.shape else change.mT  # some files have stacks transposed
+        return weight.float() + self._layout.scale * fits
 
 
 class _Shards:
@@ -119,14 +151,6 @@ class _Shards:
         return self._folder / f"part-{number}"
 
 
-def _most_frequent(stored: Mapping[str, torch.dtype], files: WeightFiles) -> torch.dtype:
-    """The dtype in which most numbers of the model are written."""
-    sizes: Counter[torch.dtype] = Counter()
-    for name, dtype in stored.items():
-        sizes[dtype] += math.prod(files.shape(name))
-    return sizes.most_common(1)[0][0]
-
-
 def _set_dtype(config: dict[str, Any], dtype: torch.dtype) -> None:
     """Names the dtype wherever the config names one, by the key of its version of transformers."""
     for level in (config, config.get("text_config") or {}):
@@ -134,12 +158,11 @@ def _set_dtype(config: dict[str, Any], dtype: torch.dtype) -> None:
             level[key] = str(dtype).removeprefix("torch.")
 
 
-def _untie(config: dict[str, Any]) -> bool:
-    """Whether the config said that the embeddings are tied; from here on it says that they are not."""
-    levels = [level for level in (config, config.get("text_config")) if level and level.get("tie_word_embeddings")]
-    for level in levels:
-        level["tie_word_embeddings"] = False
-    return bool(levels)
+def _untie(config: dict[str, Any]) -> None:
+    """The config says from here on that the embeddings are not tied, also where that was the family's default."""
+    for level in (config, config.get("text_config")):
+        if level is not None:
+            level["tie_word_embeddings"] = False
 
 
 def _change(name: str, prefix: str, matrices: Mapping[str, Tensor], layout: Layout) -> Tensor | None:

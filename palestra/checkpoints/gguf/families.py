@@ -1,0 +1,90 @@
+"""Which of our model families the GGUF format has, and what it asks of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from palestra.checkpoints import CheckpointError
+from palestra.model.loading.layer_spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, Multipliers
+from palestra.model.loading.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFamily:
+    architecture: str
+    """What the format calls it."""
+    has_pairs: bool = False
+    """Rotated dimensions of queries and keys stand in pairs, and not in halves."""
+    has_windows: bool = False
+    """Layers may have a window; elsewhere the file's context ends where the first window does."""
+    has_biases: bool = False
+    """Attention may have biases on all projections, and feed-forward networks on theirs."""
+    multipliers: Callable[[ModelSpec], Multipliers] = lambda spec: Multipliers()
+    """The constants that readers of the format multiply by."""
+
+
+def _gemma_multipliers(spec: ModelSpec) -> Multipliers:
+    cap = spec.multipliers.logit_cap  # which the file says
+    return Multipliers(embedding=spec.hidden_size**0.5, rounds_embedding=True, logit_cap=cap)
+
+
+_LLAMA = GgufFamily("llama", has_pairs=True, has_biases=True)
+FAMILIES = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen2": GgufFamily("qwen2"),
+    "qwen3": GgufFamily("qwen3"),
+    "gemma3": GgufFamily("gemma3", has_windows=True, multipliers=_gemma_multipliers),
+}
+"""By the name that our table of families has for it."""
+ROPES = ("default", "linear", "llama3", "yarn")
+_YARN_EXTRAS = ("attention_factor", "mscale", "mscale_all_dim", "truncate")
+_GEMMA_27B_LAYERS = 62  # by which llama.cpp knows the one Gemma 3 that scales scores by another width
+
+
+def gguf_family(spec: ModelSpec) -> GgufFamily:
+    """Raises CheckpointError where the format has no such model, or one that would compute something else."""
+    family = FAMILIES.get(spec.family)
+    if family is None:
+        raise CheckpointError(
+            f"{spec.architecture} cannot be written as GGUF; families that can: {', '.join(FAMILIES)}\n"
+            "  another tool may convert the whole model: palestra checkpoint export RUN DIR --as merged"
+        )
+    if (odd := _difference(spec, family)) is not None:
+        raise CheckpointError(
+            f"this {spec.architecture} cannot be written as GGUF: readers of the format would compute it without its "
+            f"{odd}; use --as merged"
+        )
+    return family
+
+
+def _difference(spec: ModelSpec, family: GgufFamily) -> str | None:
+    """What readers of the format would not know of this model."""
+    expected = family.multipliers(spec)
+    if _rounded(spec.multipliers) != _rounded(expected):
+        return f"multipliers ({spec.multipliers})"
+    for rope in spec.ropes.values():
+        if rope.type not in ROPES or rope.query_beta or rope.sections is not None:
+            return f"rope of type {rope.type}"
+        if rope.type == "yarn" and any(rope.parameters.get(name) is not None for name in _YARN_EXTRAS):
+            return f"rope settings {', '.join(n for n in _YARN_EXTRAS if rope.parameters.get(n) is not None)}"
+    return next((odd for layer in spec.layers if (odd := _odd_part(spec, layer, family)) is not None), None)
+
+
+def _odd_part(spec: ModelSpec, layer: LayerSpec, family: GgufFamily) -> str | None:
+    mixer, mlp = layer.mixer, layer.mlp
+    if not isinstance(mixer, AttentionSpec) or not isinstance(mlp, MlpSpec | ExpertsSpec):
+        return "layers"
+    if (mixer.o_bias or mlp.has_bias) and not family.has_biases:
+        return "biases"
+    if mixer.scale is not None:
+        width = spec.hidden_size // spec.n_heads if spec.n_layers == _GEMMA_27B_LAYERS else spec.head_dim
+        if abs(mixer.scale - width**-0.5) > 1e-6:
+            return f"scale of attention ({mixer.scale:.4g})"
+    return None
+
+
+def _rounded(multipliers: Multipliers) -> tuple[Any, ...]:
+    return (round(multipliers.embedding, 3), multipliers.residual, multipliers.logits, multipliers.logit_cap)
