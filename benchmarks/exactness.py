@@ -95,13 +95,15 @@ def measure(name: str, form: str, model: Model, device: str) -> Cell:
     room = sum(len(one.prompt) + 2 * N_TOKENS for one in requests)
     sampler = Sampler(model.decoder, pool, cache_tokens=room // 2, prefill_tokens=512)
     results = [result.sequences for result in sampler.generate(requests, owners)]
-    trainer, gaps = Trainer(model.decoder, pool), ([], [], [])
+    trainer = Trainer(model.decoder, pool)
+    gaps: list[list[np.ndarray]] = [[], [], []]
     for i, (request, owner, sequences) in enumerate(zip(requests, owners, results, strict=True)):
         for sequence, trained in zip(sequences, _trained(trainer, request, owner, sequences), strict=True):
             gaps[i % 3].append(trained - np.array(sequence.logprobs))
     lone = Sampler(model.decoder, pool, cache_tokens=8192)
     alone = sum(lone.generate([requests[i]], [owners[i]])[0].sequences != results[i] for i in range(N_ALONE))
-    return Cell(name, form, *(Gap.of(some) for some in gaps), alone)
+    base, one_adapter, sixteen = map(Gap.of, gaps)
+    return Cell(name, form, base, one_adapter, sixteen, alone)
 
 
 def _requests(vocab_size: int) -> Iterator[SampleRequest]:
