@@ -16,7 +16,7 @@ from palestra.model.errors import ModelError
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weights import DTYPES
 from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, save_adapter
-from palestra.model.lora.adapters import AdapterPool
+from palestra.model.lora.adapters import Adapter, AdapterPool
 from palestra.model.lora.merged_export import export_merged
 from palestra.runs.export_form import ExportDtype, ExportForm, GgufSettings
 from palestra.util.figures import size_text
@@ -91,34 +91,58 @@ def export_checkpoint(
 ) -> None:
     """Writes a folder that appears whole or not at all; a whole model in `dtype`, or as its base is stored. Raises
     CheckpointError."""
-    if form == "gguf":
-        require_gguf()
-        if dtype is not None:
-            raise CheckpointError("a dtype is for --as merged; for a GGUF file choose --quant")
-    elif gguf != AS_STORED:
-        raise CheckpointError("--quant and --pre-tokenizer are for --as gguf")
-    elif dtype is not None and form != "merged":
-        raise CheckpointError("an adapter is written in float32: choose a dtype only for a whole model (merged)")
+    _refuse_settings(form, dtype, gguf)
     if out.exists():
         raise CheckpointError(f"{out} already exists; choose another folder, or remove it first")
     needed = (adapter / WEIGHTS).stat().st_size if (adapter / WEIGHTS).is_file() else 0
-    if form != "peft":
+    if form in ("merged", "gguf"):
         stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
         needed += stored * 2 if dtype == "float32" or gguf.quant == "f32" else stored  # most bases have 16 bits
     require_room(out, int(needed * ROOM))
     try:
         pool = AdapterPool(ModelSpec.from_folder(base))
         loaded = load_adapter(pool, adapter)
-        if form == "gguf":
-            from palestra.checkpoints.gguf.model_file import export_gguf
-
-            export_gguf(loaded, base, out, name=base_name or portable_name(base), settings=gguf)
-        elif form == "merged":
-            export_merged(loaded, base, out, dtype=DTYPES[dtype] if dtype else None)
-        else:
-            save_adapter(loaded, out, base_model=base_name or portable_name(base), form="peft")
+        _write(loaded, out, form, base, base_name or portable_name(base), dtype, gguf)
     except (ModelError, OSError) as error:
         raise CheckpointError(file_error_text(error) or f"{adapter} on {base}: {error}") from None
+
+
+def _refuse_settings(form: ExportForm, dtype: ExportDtype | None, gguf: GgufSettings) -> None:
+    """Settings that this form would ignore, and a form whose library is missing."""
+    if form == "gguf-adapter" and (dtype is not None or gguf != AS_STORED):
+        raise CheckpointError("an adapter is written in float32, without a tokenizer: leave --dtype and --quant away")
+    if form == "gguf" and dtype is not None:
+        raise CheckpointError("a dtype is for --as merged; for a GGUF file choose --quant")
+    if form in ("peft", "merged") and gguf != AS_STORED:
+        raise CheckpointError("--quant and --pre-tokenizer are for --as gguf")
+    if form == "peft" and dtype is not None:
+        raise CheckpointError("an adapter is written in float32: choose a dtype only for a whole model (merged)")
+    if form in ("gguf", "gguf-adapter"):
+        require_gguf()
+
+
+def _write(
+    adapter: Adapter,
+    out: Path,
+    form: ExportForm,
+    base: Path,
+    base_name: str,
+    dtype: ExportDtype | None,
+    gguf: GgufSettings,
+) -> None:
+    match form:
+        case "peft":
+            save_adapter(adapter, out, base_model=base_name, form="peft")
+        case "merged":
+            export_merged(adapter, base, out, dtype=DTYPES[dtype] if dtype else None)
+        case "gguf":
+            from palestra.checkpoints.gguf.model_file import export_gguf
+
+            export_gguf(adapter, base, out, name=base_name, settings=gguf)
+        case "gguf-adapter":
+            from palestra.checkpoints.gguf.adapter_file import export_gguf_adapter
+
+            export_gguf_adapter(adapter, base, out, name=base_name)
 
 
 def require_room(out: Path, needed: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.gguf import MODEL_FILE
 from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
 from palestra.model.loading.weight_files import WeightFiles
@@ -45,7 +46,9 @@ class ExportCheck(Struct, frozen=True, kw_only=True):
 
 
 def check_export(out: Path, form: ExportForm, adapter: Path, base: Path) -> ExportCheck:
-    """Needs transformers, and PEFT for its form."""
+    """Needs transformers, and PEFT for its form. Raises CheckpointError for a form that neither reads."""
+    if form == "gguf-adapter":
+        raise CheckpointError("transformers reads no adapters of GGUF: check the whole model, with --as gguf")
     model = load_model(base, dtype="float32")
     pool = AdapterPool(model.spec)
     trainer = Trainer(model.decoder, pool)

@@ -7,8 +7,8 @@ from typing import Literal
 
 PublishedForm = Literal["peft", "merged"]
 """An adapter for PEFT and vLLM, or a whole model: what can be published with a model card."""
-ExportForm = Literal["peft", "merged", "gguf"]
-"""Also a whole model as a GGUF file, for llama.cpp."""
+ExportForm = Literal["peft", "merged", "gguf", "gguf-adapter"]
+"""Also a whole model or an adapter as a GGUF file, for llama.cpp."""
 ExportDtype = Literal["bfloat16", "float16", "float32"]
 """What the weights of a whole model are written in."""
 GgufQuant = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]

@@ -17,10 +17,10 @@ from palestra.types import LoraConfig
 MODEL = "0123456789abcdef:train:0"
 
 
-def write_adapter(base: Path, folder: Path, seed: int, **lora) -> None:
+def write_adapter(base: Path, folder: Path, seed: int, *, scale: float = 0.2, **lora) -> None:
     adapter = AdapterPool(ModelSpec.from_folder(base)).create(LoraConfig(rank=4, alpha=8.0, **lora))
     adapter.row("weights").copy_(
-        torch.randn(adapter.stack.layout.size, generator=torch.Generator().manual_seed(seed)) * 0.2
+        torch.randn(adapter.stack.layout.size, generator=torch.Generator().manual_seed(seed)) * scale
     )
     save_adapter(adapter, folder, base_model=str(base), optimizer=True)
 

@@ -8,11 +8,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.export import export_checkpoint
 from palestra.checkpoints.export_check import check_export
-from palestra.checkpoints.gguf import MODEL_FILE
+from palestra.checkpoints.gguf import ADAPTER_FILE, MODEL_FILE
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.runs.export_form import GgufSettings
 from tests.checkpoints.conftest import write_adapter
@@ -66,6 +67,28 @@ def _tensors(folder):
     from gguf import GGUFReader
 
     return GGUFReader(folder / MODEL_FILE).tensors
+
+
+def test_an_adapter_file_has_the_bits_of_the_adapter(random_model, tmp_path):
+    from gguf import GGUFReader
+
+    base = random_model(family="llama", tie=False)
+    write_adapter(base, tmp_path / "adapter", 3, train_unembed=True)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf-adapter", base=base)
+    said = metadata(tmp_path / "out" / ADAPTER_FILE)
+    assert (said["general.type"], said["adapter.type"], said["adapter.lora.alpha"]) == ("adapter", "lora", 8.0)
+    read = {tensor.name: tensor.data for tensor in GGUFReader(tmp_path / "out" / ADAPTER_FILE).tensors}
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    start = "base_model.model.model.layers.1."
+    same = {
+        "blk.1.ffn_down.weight.lora_a": f"{start}mlp.down_proj.lora_A.weight",
+        "blk.1.attn_k.weight.lora_a": f"{start}self_attn.k_proj.lora_A.weight",
+        "output.weight.lora_b": "base_model.model.lm_head.lora_B.weight",
+    }
+    assert all(np.array_equal(read[name], stored[ours].numpy()) for name, ours in same.items())
+    assert len(read) == len(stored)
+    rows = stored[f"{start}self_attn.k_proj.lora_B.weight"].unflatten(0, (2, 2, 8)).transpose(1, 2).flatten(0, 2)
+    assert np.array_equal(read["blk.1.attn_k.weight.lora_b"], rows.numpy())  # pairs stand beside each other
 
 
 def test_transformers_reads_the_same_tokenizer_from_the_file(random_model, tmp_path):
@@ -127,6 +150,10 @@ def test_what_the_format_has_not_is_refused_with_what_helps(random_model, tmp_pa
     assert "unknown --pre-tokenizer 'qwen9'" in refusal(gguf=GgufSettings(pre_tokenizer="qwen9"))
     assert "choose --quant" in refusal(dtype="float32")
     assert "are for --as gguf" in refusal(form="merged", gguf=GgufSettings("q8_0"))
+    tied = random_model(tie=True)
+    write_adapter(tied, tmp_path / "tied", 3, train_unembed=True)
+    assert "the unembedding of a tied model" in refusal(tied, tmp_path / "tied", "gguf-adapter")
+    assert "leave --dtype and --quant away" in refusal(form="gguf-adapter", gguf=GgufSettings("q8_0"))
     other = random_model(family="olmo2")
     write_adapter(other, tmp_path / "other", 3)
     said = refusal(other, tmp_path / "other")
@@ -136,6 +163,14 @@ def test_what_the_format_has_not_is_refused_with_what_helps(random_model, tmp_pa
     assert "without its rope settings attention_factor" in refusal(scaled)
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "pip install 'palestra[gguf]'" in refusal()
+
+
+def test_an_adapter_file_cannot_be_checked_in_transformers(random_model, tmp_path):
+    base = random_model(tie=False)
+    write_adapter(base, tmp_path / "adapter", 3)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf-adapter", base=base)
+    with pytest.raises(CheckpointError, match="transformers reads no adapters of GGUF"):
+        check_export(tmp_path / "out", "gguf-adapter", tmp_path / "adapter", base)
 
 
 def test_a_way_to_split_text_can_be_named(random_model, tmp_path):

@@ -1,10 +1,10 @@
-"""GGUF files, as llama.cpp and Ollama load them. Begin at `model_file`."""
+"""GGUF files, as llama.cpp and Ollama load them: `model_file` and `adapter_file`."""
 
 from __future__ import annotations
 
 from palestra.checkpoints import CheckpointError
 
-MODEL_FILE = "model.gguf"
+MODEL_FILE, ADAPTER_FILE = "model.gguf", "adapter.gguf"
 
 
 def require_gguf() -> None:

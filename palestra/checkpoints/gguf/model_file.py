@@ -15,6 +15,7 @@ from palestra.checkpoints.gguf import MODEL_FILE
 from palestra.checkpoints.gguf.families import GgufFamily, gguf_family
 from palestra.checkpoints.gguf.shape_metadata import add_shape
 from palestra.checkpoints.gguf.tokenizer_metadata import add_tokenizer
+from palestra.checkpoints.gguf.weight_names import is_paired, paired, tensor_names
 from palestra.model.attention.rope import Rotary
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
@@ -25,7 +26,7 @@ from palestra.runs.export_form import GgufQuant, GgufSettings
 from palestra.util.atomic_files import whole_folder
 
 if TYPE_CHECKING:
-    from gguf import GGMLQuantizationType, GGUFWriter, TensorNameMap
+    from gguf import GGMLQuantizationType, GGUFWriter
 
 ROPE_FACTORS = "rope_freqs.weight"
 _AS_STORED: dict[torch.dtype, GgufQuant] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -80,13 +81,6 @@ def _write_model(adapter: Adapter, base: Path, file: Path, name: str, settings: 
         writer.close()
 
 
-def tensor_names(family: GgufFamily, n_layers: int) -> TensorNameMap:
-    import gguf
-
-    by_name = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    return gguf.get_tensor_name_map(by_name[family.architecture], n_layers)
-
-
 def encode_tensor(tensor: Tensor, kind: GGMLQuantizationType, name: str) -> np.ndarray:
     """The numbers as the file has them."""
     from gguf import GGMLQuantizationType as Kind
@@ -101,12 +95,6 @@ def encode_tensor(tensor: Tensor, kind: GGMLQuantizationType, name: str) -> np.n
         return half.contiguous().numpy()
     numbers = tensor.float().contiguous().numpy()
     return numbers if kind == Kind.F32 else quants.quantize(numbers, kind)
-
-
-def paired(weight: Tensor, n_heads: int) -> Tensor:
-    """Rows of queries or keys with the two dimensions that rotate together beside each other."""
-    half = weight.shape[0] // n_heads // 2
-    return weight.unflatten(0, (n_heads, 2, half)).transpose(1, 2).reshape(weight.shape)
 
 
 def _tensors(
@@ -154,8 +142,9 @@ def _add_info(writer: GGUFWriter, tensor: GgufTensor) -> None:
 def _arranged(weights: MergedWeights, tensor: GgufTensor, spec: ModelSpec, family: GgufFamily) -> Tensor:
     """A weight as readers of the format use it."""
     weight = weights.tensor(tensor.source)
-    if family.has_pairs and (leaf := tensor.source.split(".")[-2]) in ("q_proj", "k_proj"):
-        return paired(weight, spec.n_heads if leaf == "q_proj" else spec.n_kv_heads)
+    module = tensor.source.rpartition(".")[0]
+    if is_paired(module, family):
+        return paired(weight, module, spec)
     if spec.has_offset_norms and tensor.source.endswith("norm.weight"):
         return weight.float() + 1
     return weight

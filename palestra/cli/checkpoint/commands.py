@@ -36,6 +36,7 @@ FORMS: dict[ExportForm, str] = {
     "peft": "adapter for PEFT",
     "merged": "whole model",
     "gguf": "whole model as a GGUF file",
+    "gguf-adapter": "adapter as a GGUF file",
 }
 
 

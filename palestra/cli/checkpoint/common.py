@@ -21,7 +21,7 @@ form_option = click.option(
     type=click.Choice(get_args(ExportForm)),
     default="peft",
     show_default=True,
-    help="An adapter for PEFT and vLLM, a whole model with the adapter folded in, or that as a GGUF file for "
+    help="An adapter for PEFT and vLLM, a whole model with the adapter folded in, or either as a GGUF file for "
     "llama.cpp.",
 )
 published_form_option = click.option(

@@ -1,0 +1,61 @@
+"""An adapter as a GGUF file, which llama.cpp adds to a base in any form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from palestra.checkpoints import CheckpointError
+from palestra.checkpoints.gguf import ADAPTER_FILE
+from palestra.checkpoints.gguf.families import GgufFamily, gguf_family
+from palestra.checkpoints.gguf.weight_names import is_paired, paired, tensor_names
+from palestra.model.loading.spec import ModelSpec
+from palestra.model.lora.adapter_files import adapter_matrices, new_folder
+from palestra.model.lora.adapter_names import HEAD
+from palestra.model.lora.adapters import Adapter
+from palestra.util.atomic_files import whole_folder
+
+
+def export_gguf_adapter(adapter: Adapter, base: Path, folder: Path, *, name: str) -> None:
+    """Writes a folder with A and B of every matrix, in float32. Raises CheckpointError where the format has no such
+    model or cannot say what was trained."""
+    spec = ModelSpec.from_folder(base)
+    with whole_folder(new_folder(folder)) as temporary:
+        write_adapter_file(adapter, spec, temporary / ADAPTER_FILE, name)
+
+
+def write_adapter_file(adapter: Adapter, spec: ModelSpec, file: Path, name: str) -> None:
+    import gguf
+
+    family, matrices = gguf_family(spec), adapter_matrices(adapter)
+    if spec.tie_embeddings and f"{HEAD}.lora_A.weight" in matrices:
+        raise CheckpointError(
+            "this adapter trains the unembedding of a tied model, and a GGUF adapter cannot change it without the "
+            "embedding; use --as gguf, or train with model.train_unembed=false"
+        )
+    writer = gguf.GGUFWriter(file, family.architecture)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_name(name)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, adapter.stack.layout.scale * adapter.config.rank)
+    for key, tensor in _tensors(spec, family, matrices):
+        writer.add_tensor(key, tensor.cpu().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _tensors(spec: ModelSpec, family: GgufFamily, matrices: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    names = tensor_names(family, spec.n_layers)
+    for key, matrix in matrices.items():
+        module, _, kind = key.partition(".lora_")
+        name = names.get_name(module)
+        if name is None:
+            raise CheckpointError(f"GGUF has no name for {module} in a model of {family.architecture}")
+        is_b = kind.startswith("B")
+        if is_b and is_paired(module, family):
+            matrix = paired(matrix, module, spec)
+        yield f"{name}.weight.lora_{'b' if is_b else 'a'}", matrix

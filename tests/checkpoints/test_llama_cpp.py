@@ -1,0 +1,111 @@
+"""llama.cpp, as `make llama-cpp` builds it, reads our GGUF files: the same tokens, the same log-probabilities."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from palestra.checkpoints.export import export_checkpoint
+from palestra.checkpoints.gguf import ADAPTER_FILE, MODEL_FILE
+from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
+from palestra.model.lora.adapter_files import load_adapter
+from palestra.runs.export_form import GgufSettings
+from palestra.types import Datum
+from tests.checkpoints.conftest import write_adapter
+from tests.checkpoints.gguf_models import TEXTS, with_qwen_words, with_sentencepiece
+
+PYTHON = Path(__file__).parents[2] / ".venv-llama" / "bin" / "python"
+SCORES = Path(__file__).with_name("llama_cpp_scores.py")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not PYTHON.exists(), reason="llama.cpp is not built; run: make llama-cpp"),
+]
+EXACT = 2e-5
+GELU = 3e-3  # llama.cpp reads it from a table in float16
+TOKENS = np.random.default_rng(0).integers(0, 500, 96).tolist()
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
+CASES = {
+    "llama": ({"family": "llama"}, EXACT),
+    "llama 3": (
+        {"family": "llama", "overrides": {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 32}}},
+        EXACT,
+    ),
+    "llama with biases": ({"family": "llama", "overrides": {"attention_bias": True, "mlp_bias": True}}, EXACT),
+    "mistral": ({"family": "mistral", "overrides": {"sliding_window": None}}, EXACT),
+    "qwen2": ({"family": "qwen2"}, EXACT),
+    "qwen3": ({"family": "qwen3"}, EXACT),
+    "qwen3, not tied": ({"family": "qwen3", "tie": False}, EXACT),
+    "qwen3, long": ({"family": "qwen3", "overrides": {"rope_parameters": YARN}}, EXACT),
+    "gemma3": ({"family": "gemma3"}, GELU),
+    "gemma3 with windows": ({"family": "gemma3", "overrides": {"sliding_window": 16}}, GELU),
+}
+
+
+def _ours(base: Path, adapter: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities of the tokens with the adapter, and without it."""
+    model = load_model(base, dtype="float32")
+    pool = AdapterPool(model.spec)
+    datum = Datum.of_tokens(TOKENS[:-1], target_tokens=encode(np.array(TOKENS[1:])))
+    items = [TrainItem(load_adapter(pool, adapter), datum), TrainItem(None, datum)]
+    trained, plain = (result.logprobs for result in Trainer(model.decoder, pool).forward(items))
+    return trained, plain
+
+
+def _theirs(model: Path, adapter: Path | None = None) -> tuple[np.ndarray, list[list[int]]]:
+    """Log-probabilities of the same tokens, and the tokens of the texts."""
+    asked = {"model": str(model), "adapter": adapter and str(adapter), "texts": TEXTS, "tokens": TOKENS}
+    done = subprocess.run([PYTHON, SCORES], input=json.dumps(asked), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return np.array(found["logprobs"]), found["tokens"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_merged_file_has_our_log_probabilities_and_tokens(case, random_model, tmp_path):
+    options, allowed = CASES[case]
+    base = with_qwen_words(random_model(**options), tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3, train_unembed=True)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf", base=base)
+    trained, plain = _ours(base, tmp_path / "adapter")
+    found, tokens = _theirs(tmp_path / "out" / MODEL_FILE)
+    assert np.abs(found - trained).mean() < allowed < 1 < np.abs(plain - trained).mean()
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    assert tokens == [tokenizer.encode(text).ids for text in TEXTS]
+
+
+@pytest.mark.parametrize(("quant", "allowed"), [("f16", 5e-3), ("bf16", 0.1), ("q8_0", 0.2), ("q4_0", 2.0)])
+def test_a_file_of_fewer_bits_is_off_by_its_error_only(quant, allowed, random_model, tmp_path):
+    base = with_qwen_words(random_model(), tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf", base=base, gguf=GgufSettings(quant))
+    trained, _ = _ours(base, tmp_path / "adapter")
+    assert np.abs(_theirs(tmp_path / "out" / MODEL_FILE)[0] - trained).mean() < allowed
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_an_adapter_file_does_to_its_base_what_the_adapter_does(family, random_model, tmp_path):
+    base = with_qwen_words(random_model(family=family, tie=False), tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3, train_unembed=True)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf-adapter", base=base)
+    write_adapter(base, tmp_path / "nothing", 0, scale=0.0)
+    export_checkpoint(tmp_path / "nothing", tmp_path / "base-gguf", "gguf", base=base)
+    trained, plain = _ours(base, tmp_path / "adapter")
+    allowed = GELU if family == "gemma3" else EXACT
+    model = tmp_path / "base-gguf" / MODEL_FILE
+    assert np.abs(_theirs(model)[0] - plain).mean() < allowed
+    assert np.abs(_theirs(model, tmp_path / "out" / ADAPTER_FILE)[0] - trained).mean() < allowed
+
+
+def test_a_sentencepiece_tokenizer_makes_our_tokens(random_model, tmp_path):
+    base = with_sentencepiece(random_model(family="gemma3", vocab_size=700), tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf", base=base)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    assert _theirs(tmp_path / "out" / MODEL_FILE)[1] == [tokenizer.encode(text).ids for text in TEXTS]
