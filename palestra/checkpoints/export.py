@@ -95,7 +95,7 @@ def export_checkpoint(
     if out.exists():
         raise CheckpointError(f"{out} already exists; choose another folder, or remove it first")
     needed = (adapter / WEIGHTS).stat().st_size if (adapter / WEIGHTS).is_file() else 0
-    if form in ("merged", "gguf"):
+    if form in ("merged", "gguf", "ollama") and gguf.ollama_base is None:
         stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
         needed += stored * 2 if dtype == "float32" or gguf.quant == "f32" else stored  # most bases have 16 bits
     require_room(out, int(needed * ROOM))
@@ -109,16 +109,26 @@ def export_checkpoint(
 
 def _refuse_settings(form: ExportForm, dtype: ExportDtype | None, gguf: GgufSettings) -> None:
     """Settings that this form would ignore, and a form whose library is missing."""
-    if form == "gguf-adapter" and (dtype is not None or gguf != AS_STORED):
-        raise CheckpointError("an adapter is written in float32, without a tokenizer: leave --dtype and --quant away")
-    if form == "gguf" and dtype is not None:
-        raise CheckpointError("a dtype is for --as merged; for a GGUF file choose --quant")
-    if form in ("peft", "merged") and gguf != AS_STORED:
-        raise CheckpointError("--quant and --pre-tokenizer are for --as gguf")
+    if form in ("peft", "merged"):
+        if gguf != AS_STORED:
+            raise CheckpointError("--quant, --pre-tokenizer and --ollama-base are for --as gguf and --as ollama")
+    else:
+        require_gguf()
+        _refuse_gguf_settings(form, dtype, gguf)
     if form == "peft" and dtype is not None:
         raise CheckpointError("an adapter is written in float32: choose a dtype only for a whole model (merged)")
-    if form in ("gguf", "gguf-adapter"):
-        require_gguf()
+
+
+def _refuse_gguf_settings(form: ExportForm, dtype: ExportDtype | None, gguf: GgufSettings) -> None:
+    if gguf.ollama_base is not None and form != "ollama":
+        raise CheckpointError("--ollama-base is for --as ollama")
+    if form == "gguf-adapter" or gguf.ollama_base is not None:
+        if dtype is not None or gguf.quant is not None or gguf.pre_tokenizer is not None:
+            raise CheckpointError(
+                "an adapter is written in float32, without a tokenizer: leave --dtype and --quant away"
+            )
+    elif dtype is not None:
+        raise CheckpointError("a dtype is for --as merged; for a GGUF file choose --quant")
 
 
 def _write(
@@ -135,14 +145,10 @@ def _write(
             save_adapter(adapter, out, base_model=base_name, form="peft")
         case "merged":
             export_merged(adapter, base, out, dtype=DTYPES[dtype] if dtype else None)
-        case "gguf":
-            from palestra.checkpoints.gguf.model_file import export_gguf
+        case _:
+            from palestra.checkpoints.gguf.export import export_gguf
 
-            export_gguf(adapter, base, out, name=base_name, settings=gguf)
-        case "gguf-adapter":
-            from palestra.checkpoints.gguf.adapter_file import export_gguf_adapter
-
-            export_gguf_adapter(adapter, base, out, name=base_name)
+            export_gguf(adapter, base, out, form, name=base_name, settings=gguf)
 
 
 def require_room(out: Path, needed: int) -> None:

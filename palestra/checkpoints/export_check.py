@@ -13,7 +13,7 @@ import torch
 from msgspec import Struct
 
 from palestra.checkpoints import CheckpointError
-from palestra.checkpoints.gguf import MODEL_FILE
+from palestra.checkpoints.gguf import ADAPTER_FILE, MODEL_FILE
 from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.adapter_files import load_adapter
@@ -47,7 +47,7 @@ class ExportCheck(Struct, frozen=True, kw_only=True):
 
 def check_export(out: Path, form: ExportForm, adapter: Path, base: Path) -> ExportCheck:
     """Needs transformers, and PEFT for its form. Raises CheckpointError for a form that neither reads."""
-    if form == "gguf-adapter":
+    if (out / ADAPTER_FILE).is_file():
         raise CheckpointError("transformers reads no adapters of GGUF: check the whole model, with --as gguf")
     model = load_model(base, dtype="float32")
     pool = AdapterPool(model.spec)
@@ -94,7 +94,7 @@ def _heard() -> Iterator[list[str]]:
 
 
 def _allowed(out: Path, form: ExportForm) -> float:
-    if form == "gguf":
+    if (out / MODEL_FILE).is_file():
         from gguf import GGUFReader
 
         kinds = {tensor.tensor_type.name for tensor in GGUFReader(out / MODEL_FILE).tensors}
@@ -114,7 +114,7 @@ def _load_elsewhere(out: Path, form: ExportForm, base: Path) -> torch.nn.Module:
     from transformers.utils import logging as transformers_log
 
     transformers_log.disable_progress_bar()
-    if form == "gguf":
+    if (out / MODEL_FILE).is_file():
         return _load_gguf(out, base)
     model = AutoModelForCausalLM.from_pretrained(out if form == "merged" else base, dtype=torch.float32)
     if form == "merged":

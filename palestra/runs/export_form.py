@@ -7,8 +7,8 @@ from typing import Literal
 
 PublishedForm = Literal["peft", "merged"]
 """An adapter for PEFT and vLLM, or a whole model: what can be published with a model card."""
-ExportForm = Literal["peft", "merged", "gguf", "gguf-adapter"]
-"""Also a whole model or an adapter as a GGUF file, for llama.cpp."""
+ExportForm = Literal["peft", "merged", "gguf", "gguf-adapter", "ollama"]
+"""Also a whole model or an adapter as a GGUF file, for llama.cpp, and one with a Modelfile, for Ollama."""
 ExportDtype = Literal["bfloat16", "float16", "float32"]
 """What the weights of a whole model are written in."""
 GgufQuant = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
@@ -23,3 +23,5 @@ class GgufSettings:
     """None: as the base is stored."""
     pre_tokenizer: str | None = None
     """The name, in llama.cpp's list, of how text is split into words; None: that of the model's own tokenizer."""
+    ollama_base: str | None = None
+    """The model of Ollama to which the adapter is added, for the form `ollama`; None: the whole model is written."""

@@ -74,7 +74,8 @@ class SavedCheckpoint(Struct, frozen=True, kw_only=True):
         key: str | None = None,
     ) -> Path:
         """Writes the checkpoint to a new folder: `peft` is an adapter for PEFT and vLLM, `merged` a whole model,
-        `gguf` a whole model as a GGUF file, written as `gguf` says, and `gguf-adapter` an adapter as such a file.
+        `gguf` a whole model as a GGUF file, written as `gguf` says, `gguf-adapter` an adapter as such a file, and
+        `ollama` either with a Modelfile.
 
         `base` is the model it was trained on, if the checkpoint does not say it, and `base_name` what the adapter calls
         it. `dtype` is what a whole model is written in, if not as its base is stored. `check` loads the export in

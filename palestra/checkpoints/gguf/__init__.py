@@ -1,4 +1,4 @@
-"""GGUF files, as llama.cpp and Ollama load them: `model_file` and `adapter_file`."""
+"""GGUF files, as llama.cpp and Ollama load them. Begin at `export`."""
 
 from __future__ import annotations
 

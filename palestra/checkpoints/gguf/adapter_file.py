@@ -8,25 +8,17 @@ from pathlib import Path
 from torch import Tensor
 
 from palestra.checkpoints import CheckpointError
-from palestra.checkpoints.gguf import ADAPTER_FILE
 from palestra.checkpoints.gguf.families import GgufFamily, gguf_family
 from palestra.checkpoints.gguf.weight_names import is_paired, paired, tensor_names
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.lora.adapter_files import adapter_matrices, new_folder
+from palestra.model.lora.adapter_files import adapter_matrices
 from palestra.model.lora.adapter_names import HEAD
 from palestra.model.lora.adapters import Adapter
-from palestra.util.atomic_files import whole_folder
-
-
-def export_gguf_adapter(adapter: Adapter, base: Path, folder: Path, *, name: str) -> None:
-    """Writes a folder with A and B of every matrix, in float32. Raises CheckpointError where the format has no such
-    model or cannot say what was trained."""
-    spec = ModelSpec.from_folder(base)
-    with whole_folder(new_folder(folder)) as temporary:
-        write_adapter_file(adapter, spec, temporary / ADAPTER_FILE, name)
 
 
 def write_adapter_file(adapter: Adapter, spec: ModelSpec, file: Path, name: str) -> None:
+    """A and B of every matrix, in float32. Raises CheckpointError where the format has no such model or cannot say what
+    was trained."""
     import gguf
 
     family, matrices = gguf_family(spec), adapter_matrices(adapter)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from palestra.checkpoints import CheckpointError
-from palestra.checkpoints.gguf import MODEL_FILE
 from palestra.checkpoints.gguf.families import GgufFamily, gguf_family
 from palestra.checkpoints.gguf.shape_metadata import add_shape
 from palestra.checkpoints.gguf.tokenizer_metadata import add_tokenizer
@@ -19,11 +18,9 @@ from palestra.checkpoints.gguf.weight_names import is_paired, paired, tensor_nam
 from palestra.model.attention.rope import Rotary
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
-from palestra.model.lora.adapter_files import new_folder
 from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.merged_export import MergedWeights
 from palestra.runs.export_form import GgufQuant, GgufSettings
-from palestra.util.atomic_files import whole_folder
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
@@ -42,15 +39,9 @@ class GgufTensor:
     kind: GGMLQuantizationType
 
 
-def export_gguf(adapter: Adapter, base: Path, folder: Path, *, name: str, settings: GgufSettings) -> None:
-    """Writes a folder with the base model and the adapter folded in. Raises CheckpointError where the format has no
-    such model."""
-    with whole_folder(new_folder(folder)) as temporary:
-        _write_model(adapter, base, temporary / MODEL_FILE, name, settings)
-
-
-def _write_model(adapter: Adapter, base: Path, file: Path, name: str, settings: GgufSettings) -> None:
-    """Matrices in the form of the settings; vectors are always float32."""
+def write_model_file(adapter: Adapter, base: Path, file: Path, name: str, settings: GgufSettings) -> None:
+    """Base and adapter folded into one, matrices in the form of the settings, vectors always in float32. Raises
+    CheckpointError where the format has no such model."""
     import gguf
 
     spec = ModelSpec.from_folder(base)

@@ -16,6 +16,7 @@ from palestra.cli.checkpoint.common import (
     dtype_option,
     find_saved,
     form_option,
+    ollama_base_option,
     pre_tokenizer_option,
     quant_option,
     server_and_key,
@@ -37,6 +38,7 @@ FORMS: dict[ExportForm, str] = {
     "merged": "whole model",
     "gguf": "whole model as a GGUF file",
     "gguf-adapter": "adapter as a GGUF file",
+    "ollama": "GGUF file with a Modelfile for Ollama",
 }
 
 
@@ -126,6 +128,7 @@ def show(which: str, root: Path, as_json: bool) -> None:
 @dtype_option
 @quant_option
 @pre_tokenizer_option
+@ollama_base_option
 @click.option("--check", is_flag=True, help="Load the export in transformers and compare it with the checkpoint.")
 @runs_option
 @server_and_key
@@ -139,6 +142,7 @@ def export(
     dtype: ExportDtype | None,
     quant: GgufQuant | None,
     pre_tokenizer: str | None,
+    ollama_base: str | None,
     check: bool,
     root: Path,
     server: str | None,
@@ -154,9 +158,8 @@ def export(
         from palestra.checkpoints.export import base_of, export_checkpoint
 
         adapter, folder = source.folder, base_of(source.folder, base)
-        export_checkpoint(
-            adapter, out, form, base=folder, base_name=base_name, dtype=dtype, gguf=GgufSettings(quant, pre_tokenizer)
-        )
+        settings = GgufSettings(quant, pre_tokenizer, ollama_base)
+        export_checkpoint(adapter, out, form, base=folder, base_name=base_name, dtype=dtype, gguf=settings)
         size = sum(file.stat().st_size for file in out.iterdir())
         checked = _check(out, form, adapter, folder) if check else None
     if as_json:

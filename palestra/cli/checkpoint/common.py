@@ -22,7 +22,7 @@ form_option = click.option(
     default="peft",
     show_default=True,
     help="An adapter for PEFT and vLLM, a whole model with the adapter folded in, or either as a GGUF file for "
-    "llama.cpp.",
+    "llama.cpp, or with a Modelfile for Ollama.",
 )
 published_form_option = click.option(
     "--as",
@@ -50,6 +50,11 @@ pre_tokenizer_option = click.option(
     "--pre-tokenizer",
     metavar="NAME",
     help="llama.cpp's name for how text is split into words, in a GGUF file. [that of the model's tokenizer]",
+)
+ollama_base_option = click.option(
+    "--ollama-base",
+    metavar="NAME",
+    help="With --as ollama: write an adapter on this model of Ollama. [write the whole model]",
 )
 
 
