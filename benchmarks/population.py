@@ -1,13 +1,14 @@
 """What a population of runs costs beside one run: `palestra sweep` against `palestra train`, by the wall clock.
 
     python benchmarks/population.py --quick
-    python benchmarks/population.py --rows cpu --file rows.jsonl
+    python benchmarks/population.py --rows cpu,memory --file rows.jsonl
     python benchmarks/population.py --rows h200-0.6b,h200-bits --model models/ephebe-0.6b --file rows.jsonl
     python benchmarks/population.py --rows h200-4b,h200-64 --file rows.jsonl
 
 Each figure is a whole command, with its server's start. What was measured is kept in a file, so that the same command
 goes on where it stopped. `h200-bits` compares members with their lone runs: every metric but times, and the files of
-the last adapter.
+the last adapter. `memory` reads the resident memory of the engine while 64 runs of a small random model take 100 steps
+each, and compares its highest values in the second and in the last fifth of all steps.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 from harness import Measure, Progress, Report, Row, argument_parser, machine, report, some_of, versions
 from msgspec import Struct
 
@@ -32,13 +35,16 @@ from palestra.runs.saved_checkpoints import find_checkpoint
 from palestra.testing.random_model import make_random_model
 
 HERE = Path(__file__).parent
-SETUPS = ("cpu", "h200-0.6b", "h200-4b", "h200-bits", "h200-64")
+SETUPS = ("cpu", "memory", "h200-0.6b", "h200-4b", "h200-bits", "h200-64")
 CUDA = ("model.device=cuda",)
 RANDOM = (
     *("rollout.group_size=8", "rollout.groups_per_step=8", "rollout.max_tokens=256", "rollout.max_context=512"),
     *("data.max_sequence_length=512", "data.overlong=keep", "data.zero_variance=keep", "update_guard.enabled=false"),
     *("eval.every=0", "checkpoint.every=1000", "checkpoint.keep_best=null", "steps=5", "optimizer.lr=1e-5"),
 )
+CROWD = 64
+CROWDED = ("steps=100", "rollout.group_size=2", "rollout.groups_per_step=1", "rollout.max_tokens=8", "model.rank=16")
+WATCH_EVERY_S = 1.0
 LONE = 4
 """Members whose bits are compared with lone runs."""
 CLOCKS = ("time", "attempt")
@@ -52,6 +58,8 @@ class Timed(Struct, frozen=True):
     seconds: float
     differing: list[str] | None = None
     """What was not equal to the bit; None if nothing was compared."""
+    growth: float | None = None
+    """Of the engine's memory; None if it was not read."""
 
 
 class TimedFile:
@@ -80,10 +88,12 @@ class Bench:
             match setup:
                 case "cpu":
                     yield self._ratio(setup, ["arithmetic", "model.device=cpu"], 8, 6.0)
+                case "memory":
+                    yield self._memory()
                 case "h200-0.6b":
                     yield self._ratio(setup, ["arithmetic", *self._taught(), *CUDA], 16, 3.0)
                 case "h200-4b":
-                    yield self._ratio(setup, self._random(), 8, 4.0)
+                    yield self._ratio(setup, [*self._random("qwen3-4b", "bfloat16"), *CUDA], 8, 4.0)
                 case "h200-bits":
                     yield self._bits(["arithmetic", *self._taught(), *CUDA, "steps=10"])
                 case "h200-64":
@@ -112,22 +122,55 @@ class Bench:
 
         return self._file.get(" ".join([key, *self._args.set]), measure)
 
-    def _command(self, command: str, arguments: list[str], runs: Path, name: str = "one") -> float:
+    def _command(
+        self,
+        command: str,
+        arguments: list[str],
+        runs: Path,
+        name: str = "one",
+        watch: Callable[[int], None] | None = None,
+    ) -> float:
+        """`watch` is called with the command's process every second."""
         display = ["--display", "none"] if command == "train" else ["--json"]
         python_path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
         self._progress.say(f"palestra {command} {' '.join(arguments)}")
         begin = time.monotonic()
-        done = subprocess.run(
+        process = subprocess.Popen(
             [sys.executable, "-m", "palestra.cli", command, *arguments, f"runs={runs}", "--name", name, *display],
             env={**os.environ, "PYTHONPATH": python_path},
-            stdout=subprocess.DEVNULL if command == "train" else subprocess.PIPE,
-            check=False,
+            stdout=subprocess.DEVNULL,
         )
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(None if watch is None else WATCH_EVERY_S)
+            if watch is not None:
+                watch(process.pid)
         seconds = time.monotonic() - begin
-        if done.returncode:
-            raise SystemExit(f"palestra {command} ended with code {done.returncode}")
+        if process.returncode:
+            raise SystemExit(f"palestra {command} ended with code {process.returncode}")
         self._progress.say(f"  {seconds:.1f} s")
         return seconds
+
+    def _memory(self) -> Row:
+        arguments = [*self._random("tiny", "float32"), "model.device=cpu", *CROWDED, *self._args.set]
+        runs, seen = self._scratch / "memory", list[tuple[int, int]]()
+
+        def watch(pid: int) -> None:
+            steps = sum(len(file.read_bytes().splitlines()) for file in runs.glob("one-*/metrics.jsonl"))
+            if (resident := engine_bytes(pid)) > 0:
+                seen.append((steps, resident))
+
+        def measure() -> Timed:
+            seconds = self._command("sweep", [*arguments, f"seed=0..{CROWD - 1}"], runs, watch=watch)
+            last = seen[-1][0]
+            early = max(size for steps, size in seen if last / 5 <= steps < 2 * last / 5)
+            late = max(size for steps, size in seen if steps >= 4 * last / 5)
+            self._progress.say(f"  {last:,} steps; the engine has {early / 2**20:.0f} MiB, then {late / 2**20:.0f}")
+            return Timed("memory", seconds, growth=late / early)
+
+        found = self._file.get(" ".join(["memory", *self._args.set]), measure)
+        what = f"memory of the engine, {CROWD} runs: last fifth of the steps against the second"
+        return Row(what, "x", Measure((found.growth or 0.0,)), target_value=1.02, less_is_better=True)
 
     def _bits(self, arguments: list[str]) -> Row:
         arguments = [*arguments, *self._args.set]
@@ -158,12 +201,12 @@ class Bench:
             raise SystemExit("these rows need the taught model of time_to_reward: --model FOLDER")
         return [f"model.name={self._args.model.absolute()}"]
 
-    def _random(self) -> list[str]:
-        folder = self._scratch / "qwen3-4b"
+    def _random(self, shape: str, dtype: str) -> list[str]:
+        folder = self._scratch / shape
         if not folder.exists():
-            make_random_model(folder, shape="qwen3-4b", dtype="bfloat16")
+            make_random_model(folder, shape=shape, dtype=dtype)
         (self._scratch / "random.yaml").write_text("environments: [{name: 'peers.random_reward:RandomReward'}]\n")
-        return [str(self._scratch / "random.yaml"), f"model.name={folder}", *CUDA, *RANDOM]
+        return [str(self._scratch / "random.yaml"), f"model.name={folder}", *RANDOM]
 
     def _bfloat16(self) -> list[str]:
         """Ephebe in half precision: its folder with another dtype in config.json, which is what it is computed in."""
@@ -177,6 +220,15 @@ class Bench:
         config |= {"compute_dtype": "bfloat16", "torch_dtype": "bfloat16", "dtype": "bfloat16"}
         (folder / "config.json").write_bytes(msgspec.json.encode(config))
         return [f"model.name={folder}"]
+
+
+def engine_bytes(pid: int) -> int:
+    """Resident memory of the engine that a command has started; 0 if there is none now."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            if "palestra.engine" in child.cmdline():
+                return child.memory_info().rss
+    return 0
 
 
 def differences(member: RunReader, alone: RunReader) -> list[str]:

@@ -3,7 +3,7 @@
 At every evaluation (or every so many steps), as soon as all runs that go on were evaluated there, the worst share of
 them takes over: the worst from the best, the next one from the second best. Each number among the settings is
 multiplied or divided by `factor`, drawn from the sweep's name, the step and the run; other values are the source's.
-The source's newest checkpoint is taken, so a run may go on some steps later than where it was.
+The source's newest checkpoint before the last step is taken, so a run may go on some steps later than where it was.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ def _moved(value: Any, factor: float, random_: random.Random) -> Any:
 
 
 def newest_state(sweep: SweepReader, member: str) -> RunState | None:
-    """The newest checkpoint of a run that is its own."""
+    """The newest checkpoint of a run that is its own and has steps left to train; the last one if it is the only one."""
     files = sorted((sweep.member_path(member) / "checkpoints").glob("step_*.json"))
     states = [state for file in files if not (state := read_state(file)).is_borrowed]
-    return states[-1] if states else None
+    unfinished = [state for state in states if state.step < sweep.plan.members[0].config["steps"]]
+    return (unfinished or states or [None])[-1]
 
 
 def take_over(sweep: SweepReader, run: RunFolder) -> None:

@@ -75,6 +75,14 @@ def test_a_run_takes_over_once_and_again_as_long_as_the_weights_are_not_its_own(
     assert {(row["run"], row["step"]) for row in events} == {("pop-1", 2)}
 
 
+def test_a_run_goes_on_where_steps_are_left_also_if_the_best_one_has_ended(sweep):
+    sweep.decide(decide(sweep))
+    save(sweep, 1, 8)
+    with RunFolder.open(sweep.member_path("pop-0")) as run:
+        take_over(sweep, run)
+        assert read_state(run.path / "checkpoints" / "step_000002.json").address == "tinker://pop-1/weights/2"
+
+
 def test_runs_that_are_over_or_have_failed_do_not_evolve(tmp_path):
     with create(tmp_path, VARY, evolve={}) as sweep:
         play(sweep, 0, {0: 0.0, 1: 0.1}, RunStatus.STOPPED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import signal
 import time
@@ -175,8 +176,8 @@ def start(folder: Path, *arguments: str) -> ClientProcess:
     return start_client("sweep", *arguments, cwd=folder)
 
 
-def finish(process: ClientProcess) -> str:
-    said, _ = process.communicate(timeout=300)
+def finish(process: ClientProcess, timeout_s: float = 300) -> str:
+    said, _ = process.communicate(timeout=timeout_s)
     assert process.returncode == 0, said
     return said
 
@@ -228,6 +229,67 @@ def test_a_sweep_survives_kills_of_its_trainer_and_of_its_server(tmp_path, seed)
         assert ours.status() is RunStatus.DONE
         assert [row["step"] for row in ours.read_metrics()] == list(range(5))
         assert are_close(curve(ours), curve(theirs)), n
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_a_sweep_that_evolves_survives_kills(tmp_path, seed):
+    """Whoever takes over another one's weights does so once, and ends with the settings that were decided."""
+    rng = random.Random(seed)
+    settings = {"steps": 6, "rollout": FEW, "eval": {"every": 2, "tasks": 8}, "checkpoint": {"every": 1}}
+    (tmp_path / "run.json").write_text(json.dumps(merged(SMALL, settings)))
+    process = start(tmp_path, *SWEEP, "--evolve")
+    for is_server in (False, True, False, False):
+        wait_for_a_step(tmp_path, process)
+        time.sleep(rng.uniform(0, 2))
+        if process.poll() is not None:
+            break
+        if is_server:
+            if (server := server_of(tmp_path)) is not None:
+                server.kill()
+            continue
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        until(lambda: server_of(tmp_path) is None, timeout_s=60)
+        process = start(tmp_path, "--resume", "pop")
+    finish(process)
+    found = SweepReader(tmp_path / "runs" / "pop")
+    evolved = [one for one in found.decisions() if one.kind == "evolved"]
+    assert evolved
+    decided = [(one.member, one.step) for one in found.decisions() if one.kind != "paused"]
+    assert sorted(decided) == [(f"pop-{n}", step) for n in range(4) for step in (2, 4)]  # each once
+    for state in found.states():
+        run = RunReader(found.member_path(state.name))
+        assert run.status() is RunStatus.DONE
+        steps = [row["step"] for row in run.read_metrics()]
+        assert steps == sorted(set(steps))  # none twice; whoever took over goes on where its source was
+        assert (steps[0], steps[-1]) == (0, 6)
+        taken = {row["at"] for row in run.read_events() if row["event"] == "evolved"}
+        assert taken == {one.step for one in evolved if one.member == state.name}
+        assert run.read_about()["config"]["optimizer"]["lr"] == state.settings["optimizer.lr"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_sweep_over_the_demo_finds_a_setting_no_worse_than_the_shipped_one(tmp_path):
+    """Of rates drawn from a whole decade; two standard errors of 256 tasks are allowed."""
+    rates = "optimizer.lr=loguniform(1e-3,1e-2)"
+    finish(start(tmp_path, "demo", rates, "--sample", "8", "--prune", "halving", "--name", "pop", "--json"), 3000)
+    finish(start_client("train", "demo", "--name", "shipped", "--display", "none", cwd=tmp_path))
+    best = find(SweepReader(tmp_path / "runs" / "pop")).best
+    assert best is not None
+    shipped = [
+        row["eval/success"] for row in RunReader(tmp_path / "runs" / "shipped").read_metrics() if "eval/success" in row
+    ]
+    assert best.mean >= shipped[-1] - 2 * math.sqrt(0.25 / 256)
+
+
+@pytest.mark.slow
+def test_students_of_one_teacher_are_swept_too(run_sweep):
+    settings = {"kind": "distill", "teachers": [{"model": "ephebe"}], "steps": 1, "rollout": FEW}
+    found, listener = run_sweep({"optimizer.lr": [1e-4, 1e-3]}, **settings)
+    assert (listener.errors, [one.status for one in found.states()]) == ({}, ["done", "done"])
+    assert all("kl/teacher" in RunReader(found.member_path(f"pop-{n}")).read_metrics()[-1] for n in range(2))
 
 
 @pytest.mark.slow

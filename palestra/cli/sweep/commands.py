@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from palestra.config.sweep import SweepConfig
     from palestra.sweeps.folder import SweepFolder, SweepPlan
 
+ANSWER_S = 5.0
+
 
 class SweepGroup(click.RichGroup):
     """`palestra sweep CONFIG …` is `palestra sweep run CONFIG …`."""
@@ -68,7 +70,7 @@ def sweep() -> None:
     "--at-once",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Runs that train at the same time. [as many as fit into memory]",
+    help="Runs that train at the same time. [as many as fit into memory, or into the quota of models at --server]",
 )
 @click.option("--resume", metavar="SWEEP", help="Go on with this sweep, where it was interrupted.")
 @server_options(help="Address of a Tinker API. [a server that is started for the sweep]", default=None, envvar=None)
@@ -169,19 +171,35 @@ def plan_of(given: str, files: tuple[str, ...], overrides: list[str], flags: dic
 
 
 def fitting_at_once(plan: SweepPlan) -> int:
-    """How many runs fit into memory at a time; all, where the server is somebody else's."""
+    """How many runs fit into memory at a time, or at a shared server into the owner's quota of models."""
     from palestra.endpoints.model_folders import model_folder
     from palestra.sweeps.planning import load_member
 
     first, count = load_member(plan.members[0]), len(plan.members)
-    if first.server is not None or count == 1:
+    if count == 1:
         return count
+    if first.server is not None:
+        return min(count, models_left(first.server) or count)
     with needs_extra("engine"):
         from palestra.memory_plan.sweep_plan import runs_that_fit
         from palestra.model.errors import ModelError
     rank = max(one.config["model"]["rank"] for one in plan.members)
     with one_line_errors(ModelError, OSError, ValueError):
         return runs_that_fit(str(model_folder(first.model)), first.model.device, first.model.weights, rank, count)
+
+
+def models_left(server: str) -> int | None:
+    """How many more models the quota of the key's owner allows, and at least one, whose refusal names the quota. None
+    if there is no limit, or no answer: the server may be another implementation, or not be started yet."""
+    import httpx
+
+    headers = {"X-API-Key": os.environ.get("TINKER_API_KEY", "")}
+    try:
+        (owner,) = httpx.get(f"{server.rstrip('/')}/api/v1/quotas", headers=headers, timeout=ANSWER_S).json()["owners"]
+    except (httpx.HTTPError, ValueError, KeyError):
+        return None
+    limit = owner["limits"]["models"]
+    return None if limit is None else max(1, limit - owner["used"]["models"])
 
 
 def run_in(folder: SweepFolder, at_once: int, *, to_stderr: bool, with_parent: bool) -> int | None:

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -94,6 +95,32 @@ def test_models_beyond_the_quota_are_refused_for_good_until_one_ends(owner: Call
     assert ok(ann.create(model.session_id, base_model=MODEL))["model_id"] == model.model_id  # it is known already
     ann.result(ann.post("unload_model", model_id=model.model_id))
     ann.a_model()
+
+
+SMALL_SWEEP = ("seed=0..3", "steps=1", "eval.every=0", "rollout.groups_per_step=2", "rollout.group_size=4")
+
+
+def sweep(owner: Owner, runs: Path, *options: str) -> Any:
+    where = ("--server", owner.server.url, f"runs={runs}", "model.name=ephebe")
+    arguments = ["sweep", "arithmetic", *SMALL_SWEEP, *where, *options, "--json"]
+    done = CliRunner().invoke(main, arguments, env={"TINKER_API_KEY": owner.key})
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def test_a_sweep_trains_as_many_models_at_a_time_as_its_owner_may(owner: Callable[..., Owner], tmp_path: Path) -> None:
+    ann = owner("models=3")
+    ann.a_model()
+    assert sweep(ann, tmp_path, "--dry-run")["at_once"] == 2
+    assert sweep(owner(), tmp_path, "--dry-run")["at_once"] == 4
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_larger_than_the_quota_trains_all_of_its_runs(
+    owner: Callable[..., Owner], tmp_path: Path
+) -> None:
+    found = sweep(owner("models=2"), tmp_path)
+    assert [one["status"] for one in found["members"]] == ["done"] * 4
 
 
 def test_samples_and_training_data_that_wait_are_limited_by_owner(owner: Callable[..., Owner]) -> None:
