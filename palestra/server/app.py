@@ -28,8 +28,8 @@ from palestra.server.episodes import routes as episode_routes
 from palestra.server.http.auth import Authenticator
 from palestra.server.http.logs import RequestLog
 from palestra.server.http.openapi import describe, refusals
+from palestra.server.http.request_admission import RequestAdmission
 from palestra.server.http.starting_page import starting_page
-from palestra.server.http.turnstile import Turnstile
 from palestra.server.model_api import alias_routes
 from palestra.server.model_api.chat import routes as openai_routes
 from palestra.server.model_api.errors import BROKE, envelope
@@ -100,7 +100,7 @@ class StartingGate:
 
 def create_app(services: ServerServices) -> RequestLog:
     limited = BodyMiddleware(_routed(services), services.authenticator, services.config.limits.max_body_bytes)
-    return RequestLog(Turnstile(limited, BULK_ROUTES), observe=services.metrics.request)
+    return RequestLog(RequestAdmission(limited, BULK_ROUTES), observe=services.metrics.request)
 
 
 def _routed(services: ServerServices) -> FastAPI:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from palestra.server.http.turnstile import AT_ONCE, Turnstile
+from palestra.server.http.request_admission import AT_ONCE, RequestAdmission
 
 
 def test_few_begin_in_each_turn_in_their_order_and_a_short_call_passes_them():
@@ -16,7 +16,7 @@ def test_few_begin_in_each_turn_in_their_order_and_a_short_call_passes_them():
 
     async def call(path: str, name: str) -> None:
         nothing: Any = None
-        await turnstile({"type": "http", "path": path, "name": name}, nothing, nothing)
+        await admission({"type": "http", "path": path, "name": name}, nothing, nothing)
 
     async def crowd() -> None:
         many = [asyncio.ensure_future(call("/many", str(number))) for number in range(10 * AT_ONCE)]
@@ -29,7 +29,7 @@ def test_few_begin_in_each_turn_in_their_order_and_a_short_call_passes_them():
             assert len(begun) - before <= AT_ONCE
         await asyncio.gather(*many)
 
-    turnstile = Turnstile(app, {"/many"})
+    admission = RequestAdmission(app, {"/many"})
     asyncio.run(crowd())
     assert begun.index("short") == AT_ONCE
     begun.remove("short")

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 AT_ONCE = 16  # each takes less than a millisecond until it waits for something or is answered
 
 
-class Turnstile:
+class RequestAdmission:
     """ASGI middleware. Requests of some paths begin in the order they arrived, at most so many in one turn of the event
     loop. Without it, all that have arrived begin in the same turn, and a short call behind thousands of samples takes
     seconds."""
