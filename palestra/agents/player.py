@@ -25,7 +25,7 @@ from palestra.episodes import (
     EpisodeResult,
     NotPlayedHere,
 )
-from palestra.sandbox import ModelDoor, Sandbox, SandboxError, SandboxUnavailable, backend, sandbox
+from palestra.sandbox import EndpointProxy, Sandbox, SandboxError, SandboxUnavailable, backend, sandbox
 from palestra.sandbox.spec import OWN_FOLDERS, SEARCH_PATH
 from palestra.types.episodes import ResultKey
 from palestra.types.timelines import AttemptTimeline, turn_times
@@ -112,15 +112,15 @@ class AgentPlayer:
         return result
 
     async def _play(self, episode: AsyncEpisode, task: CodingTask, record: EpisodeRecord) -> EpisodeResult:
-        door = ModelDoor(episode.base_url)
+        proxy = EndpointProxy(episode.base_url)
         agent_task = AgentTask(
-            prompt=task.instruction, model=episode.model, base_url=door.inside_url, api_key=episode.api_key
+            prompt=task.instruction, model=episode.model, base_url=proxy.inside_url, api_key=episode.api_key
         )
         spec = await task_spec(
             task,
             self._config.sandbox,
             env=self._path(),
-            door=door,
+            endpoint_proxy=proxy,
             host_folders=(*self._installed.folders, *map(str, self._config.visible)),
         )
         async with sandbox(self._config.sandbox, spec) as box:

@@ -55,7 +55,12 @@ def list_(as_json: bool) -> None:
     help="Variable of the command; without a value, your own. May be repeated.",
 )
 @click.option("--visible", multiple=True, metavar="FOLDER", help="Folder of this machine to show, read only.")
-@click.option("--door", metavar="URL", help="Model endpoint that can be reached; it appears at 127.0.0.1:8000.")
+@renamed_option(
+    "--endpoint-proxy",
+    old="--door",
+    metavar="URL",
+    help="Model endpoint that can be reached; it appears at 127.0.0.1:8000.",
+)
 @click.option("--memory-mib", type=click.IntRange(min=1), default=2048, show_default=True, help="Limit of memory.")
 @click.option("--disk-mib", type=click.IntRange(min=1), default=1024, show_default=True, help="Limit of written files.")
 @renamed_option(
@@ -75,14 +80,14 @@ def run(
     host: str | None,
     env: tuple[str, ...],
     visible: tuple[str, ...],
-    door: str | None,
+    endpoint_proxy: str | None,
     memory_mib: int,
     disk_mib: int,
     seconds: float,
 ) -> None:
     """Run a command in a new sandbox, print its output as it comes, and end with its status. The command follows after
     --. Ctrl-C ends it and removes the sandbox."""
-    from palestra.sandbox import ModelDoor, SandboxError, SandboxLimits, SandboxSpec
+    from palestra.sandbox import EndpointProxy, SandboxError, SandboxLimits, SandboxSpec
 
     with one_line_errors(SandboxError, ValueError):
         limits = SandboxLimits(memory_bytes=memory_mib << 20, disk_bytes=disk_mib << 20, exec_s=seconds)
@@ -91,7 +96,7 @@ def run(
             host=host,
             env=dict(_pair(one) for one in env),
             host_folders=tuple(str(Path(one).absolute()) for one in visible),
-            door=ModelDoor(door) if door else None,
+            endpoint_proxy=EndpointProxy(endpoint_proxy) if endpoint_proxy else None,
             limits=limits,
         )
         done = asyncio.run(_run(name, spec, command))

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from palestra.coding.errors import TaskError
 from palestra.coding.images import PROGRAMS, task_image
 from palestra.coding.task import CodingTask, RunStep, TaskFile
-from palestra.sandbox import ModelDoor, Sandbox, SandboxLimits, SandboxSpec
+from palestra.sandbox import EndpointProxy, Sandbox, SandboxLimits, SandboxSpec
 
 BUILD_S = 120.0
 PROCESSES = 512
@@ -23,7 +23,7 @@ async def task_spec(
     backend: str = "local",
     *,
     env: Mapping[str, str] | None = None,
-    door: ModelDoor | None = None,
+    endpoint_proxy: EndpointProxy | None = None,
     host_folders: tuple[str, ...] = (),
     writable: tuple[str, ...] = (),
 ) -> SandboxSpec:
@@ -39,7 +39,7 @@ async def task_spec(
         workdir=task.workdir,
         writable=tuple(dict.fromkeys((*_folders_beside(task), *writable))),
         env={**task.env, **(env or {})},
-        door=door,
+        endpoint_proxy=endpoint_proxy,
         host_folders=host_folders,
         limits=SandboxLimits(
             cpus=math.ceil(limits.cpus),

@@ -67,7 +67,7 @@ async def diff(task: CodingTask, sandbox: Sandbox) -> str:
 
 async def _taken(task: CodingTask, sandbox: Sandbox, folder: Path) -> AgentWork:
     await sandbox.snapshot(folder / "work.tar")
-    return AgentWork(task, type(sandbox), replace(sandbox.spec, door=None, files={}), folder / "work.tar")
+    return AgentWork(task, type(sandbox), replace(sandbox.spec, endpoint_proxy=None, files={}), folder / "work.tar")
 
 
 async def _judged(part: RewardPart, work: AgentWork) -> parts.PartValue:

@@ -35,7 +35,7 @@ class AgentWork:
     task: CodingTask
     kind: type[Sandbox]
     spec: SandboxSpec
-    """The agent's sandbox, without its door."""
+    """The agent's sandbox, without its endpoint proxy."""
     archive: Path
 
     @asynccontextmanager

@@ -37,7 +37,7 @@ class GymPeers:
 
     def __init__(self, config: GymConfig, local: Iterable[GymServer] = ()) -> None:
         self._config = config
-        self._doors: dict[str, ServerEndpoint] = {}
+        self._endpoints: dict[str, ServerEndpoint] = {}
         self._client = HttpClient(
             max_connections=int(config.settings.get("global_aiohttp_connector_limit", CONNECTIONS)),
             max_connections_per_host=int(
@@ -59,7 +59,7 @@ class GymPeers:
     def add(self, server: GymServer) -> None:
         """Adds a server that runs in this process. Servers need their peers when they are made, so they are added one
         after another."""
-        self._doors[server.name] = ServerEndpoint(server, self._config.secret)
+        self._endpoints[server.name] = ServerEndpoint(server, self._config.secret)
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,7 +70,7 @@ class GymPeers:
     async def post(
         self, name: str, path: str, body: object, *, cookies: Cookies | None = None, timeout_s: float | None = None
     ) -> GymResponse:
-        endpoint = self._doors.get(name)
+        endpoint = self._endpoints.get(name)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         if endpoint is None:
             return await self._post_far(self._instance(name), path, body, cookies, limit_s)

@@ -3,11 +3,12 @@
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.protocol import Sandbox
 from palestra.sandbox.registry import backend, backend_names, sandbox
-from palestra.sandbox.spec import ExecResult, ModelDoor, OutputSink, SandboxLimits, SandboxSpec
+from palestra.sandbox.spec import EndpointProxy, ExecResult, OutputSink, SandboxLimits, SandboxSpec
+from palestra.util.renamed import renamed
 
 __all__ = [
+    "EndpointProxy",
     "ExecResult",
-    "ModelDoor",
     "OutputSink",
     "Sandbox",
     "SandboxEnded",
@@ -19,3 +20,5 @@ __all__ = [
     "backend_names",
     "sandbox",
 ]
+
+__getattr__ = renamed(__name__, ModelDoor="EndpointProxy")

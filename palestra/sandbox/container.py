@@ -15,7 +15,7 @@ from typing import Self
 
 from palestra.sandbox import first_process, seccomp
 from palestra.sandbox.commands import KILL_MARKED, MARK, PATIENCE_S, Command, CommandSandbox
-from palestra.sandbox.door import DoorRelay
+from palestra.sandbox.endpoint_proxy import EndpointRelay
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.forwarder import FORWARDER
 from palestra.sandbox.owned_folders import OwnedFolder, abandoned
@@ -26,7 +26,7 @@ START_S, ANSWER_S = 120.0, 30.0
 FEW = 16384
 USER, HOME = "1000:1000", "/tmp"
 LABEL = "palestra.sandbox"
-DOOR = "/run/palestra"
+PROXY_FOLDER = "/run/palestra"
 SHARES = {"work": 12, HOME: 3, "shm": 1}
 """Sixteenths of the disk limit: each folder that can be written is a file system in memory of its own."""
 RUN = 'cd -- "$0" || exit 126; exec "$@"'
@@ -48,7 +48,7 @@ class DockerSandbox(CommandSandbox):
         self._name = f"palestra-sandbox-{uuid.uuid4().hex[:16]}"
         self._client: Process | None = None
         self._folder: OwnedFolder | None = None
-        self._relay: DoorRelay | None = None
+        self._relay: EndpointRelay | None = None
         self._forwarder: asyncio.Task[object] | None = None
         self._marks: dict[int, str] = {}
 
@@ -80,8 +80,8 @@ class DockerSandbox(CommandSandbox):
                 raise SandboxUnavailable(
                     f"{self.spec.workdir} or {HOME} of the image has a mode that lets nobody write"
                 )
-            if self.spec.door is not None:
-                await self._open_door(self._folder)
+            if self.spec.endpoint_proxy is not None:
+                await self._open_proxy(self._folder)
         except BaseException:  # cancelled, too: nothing may be left
             await self.stop()
             raise
@@ -134,29 +134,29 @@ class DockerSandbox(CommandSandbox):
         found += ["--mount", f"type=bind,source={first},target={first_process.PATH},readonly"]
         for path in self.spec.host_folders:
             found += ["--mount", f"type=bind,source={path},target={path},readonly"]
-        if self.spec.door is not None:
-            (folder.path / "door").mkdir()
-            found += ["--mount", f"type=bind,source={folder.path / 'door'},target={DOOR},readonly"]
+        if self.spec.endpoint_proxy is not None:
+            (folder.path / "proxy").mkdir()
+            found += ["--mount", f"type=bind,source={folder.path / 'proxy'},target={PROXY_FOLDER},readonly"]
         return found
 
-    async def _open_door(self, folder: OwnedFolder) -> None:
+    async def _open_proxy(self, folder: OwnedFolder) -> None:
         """A Unix socket outside, and a process inside that carries connections to it."""
-        assert self.spec.door is not None
-        path = folder.path / "door" / "model.sock"
+        assert self.spec.endpoint_proxy is not None
+        path = folder.path / "proxy" / "model.sock"
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
         path.chmod(0o666)
         folder.path.chmod(0o711)
         listening.listen(64)
-        self._relay = await DoorRelay(self.spec.door).open(listening)
-        command = ["python3", "-c", FORWARDER, f"{DOOR}/model.sock", str(self.spec.door.port)]
-        self._forwarder = asyncio.create_task(self.exec(command, limit_s=float("inf")), name="sandbox door")
+        self._relay = await EndpointRelay(self.spec.endpoint_proxy).open(listening)
+        command = ["python3", "-c", FORWARDER, f"{PROXY_FOLDER}/model.sock", str(self.spec.endpoint_proxy.port)]
+        self._forwarder = asyncio.create_task(self.exec(command, limit_s=float("inf")), name="sandbox endpoint proxy")
         ready = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 1)"
         for _ in range(50):
-            if not (await self.exec(["python3", "-c", ready, str(self.spec.door.port)])).status:
+            if not (await self.exec(["python3", "-c", ready, str(self.spec.endpoint_proxy.port)])).status:
                 return
             await asyncio.sleep(0.1)
-        raise SandboxUnavailable("the sandbox did not start: a door needs python3 in the image")
+        raise SandboxUnavailable("the sandbox did not start: an endpoint proxy needs python3 in the image")
 
     async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:
         if reason := self._why_ended():

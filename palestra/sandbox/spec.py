@@ -41,7 +41,7 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelDoor:
+class EndpointProxy:
     """The one address that a sandbox without a network can reach."""
 
     url: str
@@ -52,9 +52,9 @@ class ModelDoor:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme != "http" or not parts.hostname:
-            raise ValueError(f"a door leads to an http:// address, not to {self.url!r}")
+            raise ValueError(f"an endpoint proxy leads to an http:// address, not to {self.url!r}")
         if not 1024 <= self.port <= 65535:
-            raise ValueError(f"a door's port should be from 1024 to 65535, is {self.port}")
+            raise ValueError(f"an endpoint proxy's port should be from 1024 to 65535, is {self.port}")
 
     @property
     def inside_url(self) -> str:
@@ -89,7 +89,7 @@ class SandboxSpec:
     """What `snapshot` of another sandbox wrote: the working folder begins as that one was."""
     host_folders: tuple[str, ...] = ()
     """Folders of this machine that are visible at the same path, read only: an agent's installation, say."""
-    door: ModelDoor | None = None
+    endpoint_proxy: EndpointProxy | None = None
     """None: no network at all."""
     limits: SandboxLimits = field(default_factory=SandboxLimits)
 

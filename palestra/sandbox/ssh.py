@@ -51,8 +51,8 @@ class SshSandbox(CommandSandbox):
             raise SandboxUnavailable(problem)
         try:
             self._control = OwnedFolder()
-            door = self.spec.door
-            forward = ["-R", f"127.0.0.1:{door.port}:{door.address[0]}:{door.address[1]}"] if door else []
+            proxy = self.spec.endpoint_proxy
+            forward = ["-R", f"127.0.0.1:{proxy.port}:{proxy.address[0]}:{proxy.address[1]}"] if proxy else []
             arguments = ["ssh", "-M", *self._options(), *forward, self.spec.host, FIRST_PROCESS]
             self._connection = await spawn(*arguments, stdin=PIPE, stdout=PIPE, stderr=PIPE)
             self._folder = await self._first_line(self._connection)

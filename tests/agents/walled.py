@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from palestra.episodes import Episode
-from palestra.sandbox import ExecResult, ModelDoor, SandboxError, SandboxLimits, SandboxSpec, backend, sandbox
+from palestra.sandbox import EndpointProxy, ExecResult, SandboxError, SandboxLimits, SandboxSpec, backend, sandbox
 from palestra.sandbox.spec import SEARCH_PATH
 
 INSTALLED = (Path(__file__).parents[2] / ".agents").resolve()
@@ -39,8 +39,8 @@ def run_walled(
     env: Mapping[str, str],
     files: Mapping[str, str],
 ) -> WalledRun:
-    """Runs an installed program to its end. The door appears at the server's own port: every address stays as it was.
-    Skips the test where the program or the wall is missing."""
+    """Runs an installed program to its end. The endpoint proxy appears at the server's own port: every address stays as
+    it was. Skips the test where the program or the wall is missing."""
     if not program.exists():
         pytest.skip(f"{program.name} is not installed; run: make agents")
     if problem := backend("local").problem():
@@ -51,7 +51,7 @@ def run_walled(
     spec = SandboxSpec(
         workdir=WORKDIR,
         host_folders=(str(INSTALLED), *_outside_usr(node), *_outside_usr(program.resolve())),
-        door=ModelDoor(episode.base_url, port=port),
+        endpoint_proxy=EndpointProxy(episode.base_url, port=port),
         env={**episode.environment, "PATH": f"{node.parent}:{SEARCH_PATH}", **env},
         files={name: text.encode() for name, text in files.items()},
         limits=SandboxLimits(exec_s=LIMIT_S),

@@ -160,7 +160,7 @@ def test_which_hosts_are_loopback(host, is_loopback):
         ({"enabled": False, "host": "0.0.0.0"}, True),
     ],
 )
-def test_a_second_door_beyond_loopback_needs_keys_at_both(tinkerscript, is_loopback):
+def test_a_second_port_beyond_loopback_needs_keys_at_both(tinkerscript, is_loopback):
     assert ServeConfig.model_validate({"tinkerscript": tinkerscript}).is_loopback == is_loopback
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from palestra.sandbox import ModelDoor, SandboxEnded, SandboxError, SandboxSpec, backend, sandbox
+from palestra.sandbox import EndpointProxy, SandboxEnded, SandboxError, SandboxSpec, backend, sandbox
 from tests.sandbox.conftest import SMALL
-from tests.sandbox.test_door import ASK, endpoint  # noqa: F401
+from tests.sandbox.test_endpoint_proxy import ASK, endpoint  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,10 +28,12 @@ def cluster() -> Iterator[Any]:
 
 
 def test_a_sandbox_on_a_node(cluster: Any, endpoint: str, tmp_path: Path) -> None:  # noqa: F811
-    door = ModelDoor(endpoint)
+    proxy = EndpointProxy(endpoint)
 
     async def work() -> None:
-        spec = SandboxSpec(limits=SMALL, door=door, env={"URL": door.inside_url, "KEY": "k"}, files={"a": b"one"})
+        spec = SandboxSpec(
+            limits=SMALL, endpoint_proxy=proxy, env={"URL": proxy.inside_url, "KEY": "k"}, files={"a": b"one"}
+        )
         async with sandbox("ray", spec) as box:
             assert (await box.exec("cat a; id -un; exit 3")).status == 3
             assert (await box.exec(["/usr/bin/python3", "-c", ASK])).text == "/v1/models Bearer k\n"

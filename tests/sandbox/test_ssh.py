@@ -15,9 +15,17 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from palestra.sandbox import ModelDoor, Sandbox, SandboxEnded, SandboxError, SandboxSpec, SandboxUnavailable, sandbox
+from palestra.sandbox import (
+    EndpointProxy,
+    Sandbox,
+    SandboxEnded,
+    SandboxError,
+    SandboxSpec,
+    SandboxUnavailable,
+    sandbox,
+)
 from palestra.util.programs import PROGRAMS, missing
-from tests.sandbox.test_door import ASK, endpoint  # noqa: F401
+from tests.sandbox.test_endpoint_proxy import ASK, endpoint  # noqa: F401
 from tests.waiting import until
 
 Result = TypeVar("Result")
@@ -100,12 +108,12 @@ def test_a_late_command_is_killed_there_and_the_folder_goes_with_the_sandbox(ser
     assert ["sleep", "4713"] not in [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])]
 
 
-def test_the_door_is_a_port_there(server: None, endpoint: str) -> None:  # noqa: F811
+def test_the_endpoint_proxy_is_a_port_there(server: None, endpoint: str) -> None:  # noqa: F811
     async def work() -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        door = ModelDoor(endpoint, port=port)
-        async with there(door=door, env={"URL": door.inside_url, "KEY": "k"}) as box:
+        proxy = EndpointProxy(endpoint, port=port)
+        async with there(endpoint_proxy=proxy, env={"URL": proxy.inside_url, "KEY": "k"}) as box:
             done = await box.exec(["/usr/bin/python3", "-c", ASK])
             assert done.text == "/v1/models Bearer k\n"
 

@@ -20,7 +20,7 @@ class BatchedRollouts:
         self._context = context
         self._concurrent = ConcurrentRollouts()
         self._slots = asyncio.Semaphore(context.settings.concurrency)
-        self._door = asyncio.Lock()
+        self._slots_lock = asyncio.Lock()
         """Lets only one batch at a time collect its slots: two batches that each held half of them would wait for
         ever."""
 
@@ -52,7 +52,7 @@ class BatchedRollouts:
     async def _room_for(self, size: int) -> AsyncIterator[None]:
         active = 0
         try:
-            async with self._door:
+            async with self._slots_lock:
                 while active < min(size, self._context.settings.concurrency):
                     await self._slots.acquire()
                     active += 1

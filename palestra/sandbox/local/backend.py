@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from palestra.sandbox import seccomp
 from palestra.sandbox.commands import Command, CommandSandbox
-from palestra.sandbox.door import DoorRelay
+from palestra.sandbox.endpoint_proxy import EndpointRelay
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.local import bubblewrap, cgroup
 from palestra.sandbox.local.helpers import HelperProcess, readable, start_helper
@@ -45,7 +45,7 @@ class LocalSandbox(CommandSandbox):
         """The other end of process 1's input: it ends when this is closed."""
         self._common: dict[str, Any] = {}
         self._watched: WatchedSandbox | None = None
-        self._relay: DoorRelay | None = None
+        self._relay: EndpointRelay | None = None
         self._cgroup: cgroup.SandboxCgroup | None = None
         self._user = bubblewrap.unprivileged_user()
 
@@ -64,8 +64,8 @@ class LocalSandbox(CommandSandbox):
             self._common = self._common_order()
             found = await self._launch()
             self._watched = WatchedSandbox(found[1], found[0], self.spec.limits.memory_bytes)
-            if self.spec.door is not None:
-                self._relay = await DoorRelay(self.spec.door).open(socket.socket(fileno=found[2]))
+            if self.spec.endpoint_proxy is not None:
+                self._relay = await EndpointRelay(self.spec.endpoint_proxy).open(socket.socket(fileno=found[2]))
         except BaseException:  # cancelled, too: nothing may be left
             await self.stop()
             raise
@@ -93,7 +93,7 @@ class LocalSandbox(CommandSandbox):
         return random.sample(cores, min(math.ceil(wanted), len(cores)))
 
     async def _launch(self) -> list[int]:
-        """Returns the descriptors that the helper sends: process 1, /proc, and the door's socket."""
+        """Returns the descriptors that the helper sends: process 1, /proc, and the endpoint proxy's socket."""
         spec = self.spec
         writable = [*dict.fromkeys((spec.workdir, *OWN_FOLDERS, *spec.writable))]
         order = {
@@ -104,7 +104,7 @@ class LocalSandbox(CommandSandbox):
             "writable": writable,
             "disk_bytes": spec.limits.disk_bytes,
             "files": spec.limits.disk_bytes // BYTES_PER_FILE,
-            "door_port": spec.door.port if spec.door else 0,
+            "proxy_port": spec.endpoint_proxy.port if spec.endpoint_proxy else 0,
         }
         inside, self._input = os.pipe()
         words, errors = os.pipe()

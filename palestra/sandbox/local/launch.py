@@ -85,8 +85,8 @@ def _finish_and_exit(order: dict[str, Any], control: socket.socket, info: int, r
         ns.enter_as_owner(pid)
         _mount(order)
         found = [process, os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)]
-        if order["door_port"]:
-            found.append(_listen(order["door_port"]).detach())
+        if order["proxy_port"]:
+            found.append(_listen(order["proxy_port"]).detach())
         control.sendmsg([b"{}\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", found))])
     except BaseException as error:  # boundary: the owner hears of everything
         with contextlib.suppress(OSError):  # the owner has ended

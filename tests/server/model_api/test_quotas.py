@@ -1,4 +1,4 @@
-"""Quotas hold at every door and after a restart; what is used is counted once, also by servers that are killed."""
+"""Quotas hold for every API and after a restart; what is used is counted once, also by servers that are killed."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_samples_and_training_data_that_wait_are_limited_by_owner(owner: Callabl
     ann.result(model.send_pass(seq_id=3))
 
 
-def test_the_tokens_of_a_day_are_limited_at_every_door(owner: Callable[..., Owner]) -> None:
+def test_the_tokens_of_a_day_are_limited_for_every_api(owner: Callable[..., Owner]) -> None:
     from tinker import types
 
     ann = owner("tokens_per_day=20")

@@ -45,8 +45,8 @@ class Platform:
         return self.http.request(method, f"/i/{instance_id}/api/v1/env/{path}", json=body)
 
 
-def started(pool: InstancePool, door: PlatformAuth) -> Iterator[str]:
-    yield from serving(PlatformApp(pool, door))
+def started(pool: InstancePool, auth: PlatformAuth) -> Iterator[str]:
+    yield from serving(PlatformApp(pool, auth))
 
 
 def serving(app: Any) -> Iterator[str]:

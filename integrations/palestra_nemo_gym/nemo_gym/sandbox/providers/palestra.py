@@ -55,7 +55,7 @@ class PalestraSandboxProvider:
             host=self._host,
             workdir=spec.workdir or WORKDIR,
             env=spec.env,
-            door=walls.ModelDoor(self._model_url) if self._model_url else None,
+            endpoint_proxy=walls.EndpointProxy(self._model_url) if self._model_url else None,
             limits=_limits(spec.resources),
         )
 

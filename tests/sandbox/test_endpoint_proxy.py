@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from palestra.sandbox import ModelDoor
+from palestra.sandbox import EndpointProxy
 from tests.sandbox.conftest import Box
 
 NewBox = Callable[..., Box]
@@ -42,28 +42,28 @@ def endpoint() -> Iterator[str]:
 
 
 def test_the_endpoint_is_reached_with_the_episodes_key_and_nothing_else_is(new_box: NewBox, endpoint: str) -> None:
-    door = ModelDoor(endpoint, port=8123)
-    box = new_box(door=door, env={"URL": door.inside_url, "KEY": "episode-1"})
-    assert door.inside_url == "http://127.0.0.1:8123/v1"
+    proxy = EndpointProxy(endpoint, port=8123)
+    box = new_box(endpoint_proxy=proxy, env={"URL": proxy.inside_url, "KEY": "episode-1"})
+    assert proxy.inside_url == "http://127.0.0.1:8123/v1"
     assert box.python(ASK).text == "/v1/models Bearer episode-1\n"
     straight = box.python(ASK, env={"URL": endpoint})
     assert "Connection refused" in straight.stderr.decode()
 
 
-def test_every_sandbox_has_a_door_of_its_own(new_box: NewBox, endpoint: str) -> None:
-    door = ModelDoor(endpoint)
-    boxes = [new_box(door=door, env={"URL": door.inside_url, "KEY": f"key-{place}"}) for place in range(2)]
+def test_every_sandbox_has_an_endpoint_proxy_of_its_own(new_box: NewBox, endpoint: str) -> None:
+    proxy = EndpointProxy(endpoint)
+    boxes = [new_box(endpoint_proxy=proxy, env={"URL": proxy.inside_url, "KEY": f"key-{place}"}) for place in range(2)]
     assert [box.python(ASK).text for box in boxes] == ["/v1/models Bearer key-0\n", "/v1/models Bearer key-1\n"]
 
 
 def test_an_endpoint_that_is_down_is_a_closed_connection(new_box: NewBox) -> None:
-    door = ModelDoor("http://127.0.0.1:9/v1")
-    box = new_box(door=door, env={"URL": door.inside_url, "KEY": ""})
+    proxy = EndpointProxy("http://127.0.0.1:9/v1")
+    box = new_box(endpoint_proxy=proxy, env={"URL": proxy.inside_url, "KEY": ""})
     assert box.python(ASK).status == 1
     assert box.sh("echo alive").text == "alive\n"
 
 
 @pytest.mark.parametrize("url", ["https://example.com", "ftp://x", "127.0.0.1:80", "http://"])
-def test_a_door_leads_to_http(url: str) -> None:
+def test_an_endpoint_proxy_leads_to_http(url: str) -> None:
     with pytest.raises(ValueError, match="http://"):
-        ModelDoor(url)
+        EndpointProxy(url)

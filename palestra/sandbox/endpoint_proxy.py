@@ -1,4 +1,4 @@
-"""The door to the model endpoint: connections of the sandbox's own network, carried to one address outside.
+"""The proxy to the model endpoint: connections of the sandbox's own network, carried to one address outside.
 
 Who made the listening socket, and how a sandbox gets to it, is the backend's.
 """
@@ -9,18 +9,18 @@ import asyncio
 import socket
 from typing import Self
 
-from palestra.sandbox.spec import ModelDoor
+from palestra.sandbox.spec import EndpointProxy
 
 CHUNK = 64 * 1024
 MAX_CONNECTIONS = 64
 CONNECT_S = 10.0
 
 
-class DoorRelay:
+class EndpointRelay:
     """Open from `open` until `close`."""
 
-    def __init__(self, door: ModelDoor) -> None:
-        self._address = door.address
+    def __init__(self, proxy: EndpointProxy) -> None:
+        self._address = proxy.address
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -54,8 +54,8 @@ class DoorRelay:
             there, back = await asyncio.open_connection(*self._address, limit=CHUNK)
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(_copy(reader, back), name="door out")
-                both.create_task(_copy(there, writer), name="door in")
+                both.create_task(_copy(reader, back), name="endpoint proxy out")
+                both.create_task(_copy(there, writer), name="endpoint proxy in")
         finally:
             back.close()
 
