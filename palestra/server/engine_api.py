@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from palestra import __version__
 from palestra.config.serve import ModelConfig, ServeConfig
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers
 from palestra.server.core.errors import Refusal
 from palestra.server.core.samples.runners import SampleRunner
 from palestra.server.core.workers.served_models import ServedModels
@@ -69,7 +69,7 @@ class EngineApi:
     config: ServeConfig
     served: ServedModels
     runners: Mapping[WorkerSupervisor, SampleRunner]
-    adapters: AdapterDepot
+    adapters: AdapterTransfers
     port: ReplicaPort | None
     own_key: str
     """Key of the samplers that the server starts itself."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from palestra.config.serve import ModelConfig, ReplicasConfig, ServeConfig, replica_config, worker_config
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.runners import SampleRunner, WorkerRunner
 from palestra.server.core.telemetry.metrics import Metrics
@@ -156,7 +156,7 @@ class RunnerFactory:
         self,
         config: ServeConfig,
         sampling: SamplingRequests,
-        adapters: AdapterDepot,
+        adapters: AdapterTransfers,
         metrics: Metrics,
         cluster: WorkerCluster | None,
         *,

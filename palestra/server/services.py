@@ -17,7 +17,7 @@ from palestra.config.serve import ServeConfig
 from palestra.server.agentjet.results import ResultPushes
 from palestra.server.agentjet.trainer import AgentJetTrainer
 from palestra.server.broker.service import EpisodeService
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers
 from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.checkpoints.snapshot_copies import SnapshotCopies
 from palestra.server.core.checkpoints.storage import CheckpointStorage
@@ -27,7 +27,7 @@ from palestra.server.core.owners.key_watch import KeyWatch
 from palestra.server.core.owners.owner_states import OwnerStates
 from palestra.server.core.owners.quotas import OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount
-from palestra.server.core.pictures.depot import PictureDepot
+from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.restore import restore
 from palestra.server.core.samples.requests import SamplingRequests
@@ -143,7 +143,7 @@ class ServerServices:
 
         # Engines. Runners report to `sampling`, which sends to them: it is the one service that is completed later.
         own_key = replica_key(secret)
-        self.adapters = adapters = AdapterDepot(
+        self.adapters = adapters = AdapterTransfers(
             config.state / "adapters", max_bytes=limits.max_adapter_bytes, is_held=training.is_held
         )
         messages = WorkerMessages(training, sampling, adapters, copies, metrics)
@@ -174,7 +174,7 @@ class ServerServices:
         # Protocols, and who may call them
         lookup = Lookup(served, sessions, training, sampling, metrics, shutdown)
         self.pictures = pictures = PictureReader(
-            limits, PictureDepot(config.state / "pictures", limits.max_kept_picture_bytes), config.picture_hosts
+            limits, PictureCache(config.state / "pictures", limits.max_kept_picture_bytes), config.picture_hosts
         )
         samplers = SamplingSessions(store, lookup, sessions, sampling, checkpoints, metrics, pictures)
         self.tinker = TinkerService(

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from palestra.server.core.background import Background
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, DepotAdapter
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers, TransferredAdapter
 from palestra.server.replicas.errors import ReplicaLost
 from palestra.server.replicas.loaded_adapters import LoadedAdapters
 from palestra.server.replicas.replica import Replica, Tell
@@ -53,7 +53,7 @@ class ReplicaContext:
     """What the replicas of a model share."""
 
     model: str
-    depot: AdapterDepot
+    transfers: AdapterTransfers
     max_in_flight: int
     max_adapters: int
     on_change: Callable[[Replica], None]
@@ -63,7 +63,7 @@ class ReplicaContext:
 class EngineReplica(Replica):
     def __init__(self, number: int, where: str, context: ReplicaContext):
         super().__init__(number, max_in_flight=context.max_in_flight)
-        self._where, self._depot, self._on_change = where, context.depot, context.on_change
+        self._where, self._transfers, self._on_change = where, context.transfers, context.on_change
         self.adapters = LoadedAdapters(self, max_loaded=context.max_adapters, on_load=context.on_load)
         self._running: dict[str, ReplicaSample] = {}
         self._placing: dict[str, asyncio.Future[None]] = {}
@@ -103,12 +103,12 @@ class EngineReplica(Replica):
 
     # Adapters
 
-    async def load_adapter(self, name: str, adapter: DepotAdapter) -> None:
+    async def load_adapter(self, name: str, adapter: TransferredAdapter) -> None:
         if not self.is_up:
             raise ReplicaLost(self.trouble)
         placed = self._placing[name] = asyncio.get_running_loop().create_future()
         try:
-            with self._depot.reading(adapter.digest):
+            with self._transfers.reading(adapter.digest):
                 self._send(PlaceAdapter(digest=adapter.digest))
                 async with asyncio.timeout(LOAD_S):
                     await placed
@@ -121,7 +121,7 @@ class EngineReplica(Replica):
         self._send(DropAdapters(digests=[name]))
 
     async def _send_part(self, wanted: GetAdapterPart) -> None:
-        with self._depot.reading(wanted.digest) as file:
+        with self._transfers.reading(wanted.digest) as file:
             data, size = b"", 0
             if file is not None:
                 data, size = await asyncio.to_thread(_read_part, file, wanted.offset)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from palestra.config.serve import ReplicasConfig
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.workers.supervisor import RemoteWorker, WorkerSupervisor
 from palestra.server.core.workers.watchdog import WatchdogTimeouts
@@ -27,15 +27,17 @@ class EngineRunner(ReplicaRunner):
         worker: WorkerSupervisor,
         settings: ReplicasConfig,
         metrics: Metrics,
-        depot: AdapterDepot,
+        transfers: AdapterTransfers,
         *,
         on_sampled: Callable[[Sampled], None],
         on_streamed: Callable[[Streamed], None],
     ):
-        super().__init__(worker, metrics, depot, wait_s=settings.wait_s, on_sampled=on_sampled, on_streamed=on_streamed)
+        super().__init__(
+            worker, metrics, transfers, wait_s=settings.wait_s, on_sampled=on_sampled, on_streamed=on_streamed
+        )
         self._context = ReplicaContext(
             worker.name,
-            depot,
+            transfers,
             max_in_flight=settings.max_in_flight,
             max_adapters=settings.max_adapters,
             on_change=self.replicas.on_change,

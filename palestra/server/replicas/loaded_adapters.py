@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from palestra.server.core.checkpoints.adapter_depot import DepotAdapter
+from palestra.server.core.checkpoints.adapter_transfers import TransferredAdapter
 from palestra.server.replicas.errors import ReplicaError
 
 log = structlog.get_logger()
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 class AdapterHost(Protocol):
     """Where adapters are loaded."""
 
-    async def load_adapter(self, name: str, adapter: DepotAdapter) -> None:
+    async def load_adapter(self, name: str, adapter: TransferredAdapter) -> None:
         """Returns when samples can name it. It is no error if it is loaded already."""
         ...
 
@@ -46,15 +46,15 @@ class LoadedAdapters:
         self._loaded = OrderedDict.fromkeys(name for name in names if name.startswith(self._prefix))
         self._tidy()
 
-    def forget(self, adapter: DepotAdapter) -> None:
+    def forget(self, adapter: TransferredAdapter) -> None:
         """Notes that the replica does not have an adapter."""
         self._loaded.pop(self.name_of(adapter), None)
 
-    def name_of(self, adapter: DepotAdapter) -> str:
+    def name_of(self, adapter: TransferredAdapter) -> str:
         return self._prefix + adapter.digest
 
     @asynccontextmanager
-    async def using(self, adapter: DepotAdapter) -> AsyncIterator[str]:
+    async def using(self, adapter: TransferredAdapter) -> AsyncIterator[str]:
         """Keeps an adapter loaded during the block, and gives its name at the replica."""
         name = self.name_of(adapter)
         self._users[name] = self._users.get(name, 0) + 1
@@ -67,7 +67,7 @@ class LoadedAdapters:
                 del self._users[name]
                 self._tidy()
 
-    async def load(self, adapter: DepotAdapter) -> None:
+    async def load(self, adapter: TransferredAdapter) -> None:
         """Loads an adapter once, however many ask for it."""
         name = self.name_of(adapter)
         if name in self._loaded:
@@ -84,13 +84,13 @@ class LoadedAdapters:
         if not task.cancelled():
             task.exception()  # those who wait get the error; there may be none left
 
-    async def _load(self, name: str, adapter: DepotAdapter) -> None:
+    async def _load(self, name: str, adapter: TransferredAdapter) -> None:
         await self._host.load_adapter(name, adapter)
         self._loaded[name] = None
         self._on_load()
         self._tidy()
 
-    def drop(self, adapter: DepotAdapter) -> None:
+    def drop(self, adapter: TransferredAdapter) -> None:
         """Unloads an adapter that nobody will use again."""
         self._unwanted.add(self.name_of(adapter))
         self._tidy()

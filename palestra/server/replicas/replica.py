@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from palestra.server.core.checkpoints.adapter_depot import DepotAdapter
+from palestra.server.core.checkpoints.adapter_transfers import TransferredAdapter
 from palestra.server.replicas.loaded_adapters import LoadedAdapters
 from palestra.types.engine import Sample, Sampled, Streamed
 
@@ -44,7 +44,7 @@ class Replica(ABC):
         """Called if a request got no answer: checks the replica now rather than later."""
         return
 
-    def stand_in(self) -> DepotAdapter | None:
+    def stand_in(self) -> TransferredAdapter | None:
         """Returns an adapter for the base model, if the replica cannot sample from that itself."""
         return None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import structlog
 
 from palestra.server.core.background import Background
-from palestra.server.core.checkpoints.adapter_depot import DepotAdapter
+from palestra.server.core.checkpoints.adapter_transfers import TransferredAdapter
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.replicas.affinity import Affinity
 from palestra.server.replicas.errors import ReplicaError, ReplicaLost
@@ -81,7 +81,7 @@ class ReplicaSet:
 
     @asynccontextmanager
     async def place(
-        self, sample: Sample, adapter: DepotAdapter | None, avoid: Replica | None = None
+        self, sample: Sample, adapter: TransferredAdapter | None, avoid: Replica | None = None
     ) -> AsyncIterator[Replica]:
         """A place at a replica during the block: where the same prompt is being sampled from the same weights, else
         where the prompt's conversation is, else at the least busy one. Waits until there is one. `avoid` is used only
@@ -166,18 +166,18 @@ class ReplicaSet:
 
     # Adapters
 
-    def push(self, adapter: DepotAdapter) -> None:
+    def push(self, adapter: TransferredAdapter) -> None:
         """Loads an adapter at every replica that is up; one that comes later gets it when it is needed."""
         for replica in self.replicas:
             if replica.is_up:
                 self._pushing.run(self._push(replica, adapter))
 
-    async def _push(self, replica: Replica, adapter: DepotAdapter) -> None:
+    async def _push(self, replica: Replica, adapter: TransferredAdapter) -> None:
         try:
             await replica.adapters.load(adapter)
         except ReplicaError as e:  # callers that sample from it get the error
             log.warning("an adapter could not be pushed", replica=replica.where, error=str(e))
 
-    def drop(self, adapter: DepotAdapter) -> None:
+    def drop(self, adapter: TransferredAdapter) -> None:
         for replica in self.replicas:
             replica.adapters.drop(adapter)

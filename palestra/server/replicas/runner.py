@@ -12,7 +12,7 @@ from collections.abc import Callable
 import structlog
 
 from palestra.server.core.background import Background
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, AdapterUnavailable, DepotAdapter
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers, AdapterUnavailable, TransferredAdapter
 from palestra.server.core.errors import Refusal
 from palestra.server.core.samples.runners import SampleRunner
 from palestra.server.core.telemetry.metrics import Metrics
@@ -49,13 +49,13 @@ class ReplicaRunner(SampleRunner):
         self,
         worker: WorkerSupervisor,
         metrics: Metrics,
-        depot: AdapterDepot,
+        transfers: AdapterTransfers,
         *,
         wait_s: float,
         on_sampled: Callable[[Sampled], None],
         on_streamed: Callable[[Streamed], None],
     ):
-        self._worker, self._metrics, self._depot, self._wait_s = worker, metrics, depot, wait_s
+        self._worker, self._metrics, self._transfers, self._wait_s = worker, metrics, transfers, wait_s
         self.replicas = ReplicaSet(worker.name, metrics, wait_s=wait_s)
         self._on_sampled, self._on_streamed = on_sampled, on_streamed
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -98,22 +98,22 @@ class ReplicaRunner(SampleRunner):
             self.replicas.push(adapter)
 
     def on_worker_ready(self) -> None:
-        self._depot.ask_again(self._worker)
+        self._transfers.ask_again(self._worker)
 
     def drop(self, sampler_ids: list[str]) -> None:
         self._worker.link.send(DropSamplers(sampler_ids=sampler_ids))
         for sampler_id in sampler_ids:
             kept = self._kept.pop(sampler_id, None)
-            adapter = self._depot.forget(kept) if kept is not None else None
+            adapter = self._transfers.forget(kept) if kept is not None else None
             if adapter is not None:
                 self.replicas.drop(adapter)
 
-    async def _adapter(self, weights: SampleWeights) -> DepotAdapter | None:
+    async def _adapter(self, weights: SampleWeights) -> TransferredAdapter | None:
         if not isinstance(weights, KeptSampler | SavedAdapter):
             return None
         if isinstance(weights, KeptSampler):
             self._kept[weights.sampler_id] = weights
-        adapter = await self._depot.get(self._worker, weights)
+        adapter = await self._transfers.get(self._worker, weights)
         try:
             self.check_lora(adapter.lora)
         except Refusal as e:
@@ -182,7 +182,7 @@ class ReplicaRunner(SampleRunner):
             await asyncio.sleep(wait_s)
 
     async def _ask(
-        self, replica: Replica, adapter: DepotAdapter | None, sample: Sample, progress: _StreamProgress
+        self, replica: Replica, adapter: TransferredAdapter | None, sample: Sample, progress: _StreamProgress
     ) -> Sampled:
         adapter = adapter or replica.stand_in()
         if adapter is None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from palestra.config.serve import VllmConfig
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, DepotAdapter
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers, TransferredAdapter
 from palestra.server.replicas.errors import ReplicaRefused, ReplicaUnfit, UnknownAdapter
 from palestra.server.vllm.client import VllmClient
 from palestra.types import LoraConfig
@@ -47,14 +47,14 @@ class LoraTargets:
 
 @dataclass(frozen=True, slots=True)
 class CapabilityProbe:
-    parts: Mapping[str, DepotAdapter]
+    parts: Mapping[str, TransferredAdapter]
     """Adapters by the part they change; the one for attention has the highest rank that is to be served."""
-    plain: DepotAdapter
+    plain: TransferredAdapter
     """An adapter that changes nothing: it is used for the base model if a server mixes up requests without an
     adapter."""
 
 
-def make_trials(depot: AdapterDepot, model: Path, vocabulary: int, max_rank: int) -> CapabilityProbe:
+def make_trials(transfers: AdapterTransfers, model: Path, vocabulary: int, max_rank: int) -> CapabilityProbe:
     config: JsonObject = json.loads((model / "config.json").read_text())
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     attention = heads * (config.get("head_dim") or hidden // heads)
@@ -64,11 +64,11 @@ def make_trials(depot: AdapterDepot, model: Path, vocabulary: int, max_rank: int
         "train_unembed": ("lm_head", hidden, vocabulary, 1),
     }
     parts = {
-        part: depot.put(_pack_adapter(module, inputs, outputs, rank, STRONG), LoraConfig(rank=rank))
+        part: transfers.put(_pack_adapter(module, inputs, outputs, rank, STRONG), LoraConfig(rank=rank))
         for part, (module, inputs, outputs, rank) in trials.items()
     }
     module, inputs, outputs, _ = trials["train_attn"]
-    return CapabilityProbe(parts, depot.put(_pack_adapter(module, inputs, outputs, 1, 0.0), LoraConfig(rank=1)))
+    return CapabilityProbe(parts, transfers.put(_pack_adapter(module, inputs, outputs, 1, 0.0), LoraConfig(rank=1)))
 
 
 class StartupWait:
@@ -124,7 +124,9 @@ async def look_over(
     return LoraTargets(train_attn=changed["train_attn"], train_mlp=changed["train_mlp"], keeps_base=keeps_base)
 
 
-async def _changes(client: VllmClient, base: tuple[str, float], part: str, adapter: DepotAdapter, prefix: str) -> bool:
+async def _changes(
+    client: VllmClient, base: tuple[str, float], part: str, adapter: TransferredAdapter, prefix: str
+) -> bool:
     """Whether an adapter of this part changes the answer."""
     name = prefix + adapter.digest
     try:
@@ -147,7 +149,7 @@ async def _changes(client: VllmClient, base: tuple[str, float], part: str, adapt
 
 
 async def _keeps(
-    client: VllmClient, model: str, base: tuple[str, float], adapter: DepotAdapter, prefix: str, slots: int
+    client: VllmClient, model: str, base: tuple[str, float], adapter: TransferredAdapter, prefix: str, slots: int
 ) -> bool:
     """Whether the base model answers as it did (`base`) while an adapter samples and every slot for one is taken.
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from palestra.config.serve import VllmConfig
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot, DepotAdapter
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers, TransferredAdapter
 from palestra.server.replicas.errors import ReplicaError, ReplicaLost, ReplicaUnfit, UnknownAdapter
 from palestra.server.replicas.loaded_adapters import LoadedAdapters
 from palestra.server.replicas.replica import Replica, Tell
@@ -47,7 +47,7 @@ class VllmContext:
 
     vllm: VllmConfig
     card: ModelCard
-    depot: AdapterDepot
+    transfers: AdapterTransfers
     trials: CapabilityProbe
     prefix: str
     """Begins the names of adapters: others may load some there, too."""
@@ -88,7 +88,7 @@ class VllmReplica(Replica):
 
     # Samples
 
-    def stand_in(self) -> DepotAdapter | None:
+    def stand_in(self) -> TransferredAdapter | None:
         return None if self.abilities is None or self.abilities.keeps_base else self._shared.trials.plain
 
     async def sample(self, sample: Sample, adapter: str | None, tell: Tell) -> Sampled:
@@ -99,8 +99,8 @@ class VllmReplica(Replica):
         result = await sample_once(self.client, adapter or self.base_name, sample, facts, tell)
         return Sampled(request_id=sample.request_id, outcome=result, compute_s=time.monotonic() - started)
 
-    async def load_adapter(self, name: str, adapter: DepotAdapter) -> None:
-        with self._shared.depot.reading(adapter.digest):
+    async def load_adapter(self, name: str, adapter: TransferredAdapter) -> None:
+        with self._shared.transfers.reading(adapter.digest):
             try:
                 await self.client.load(name)
             except UnknownAdapter as e:  # it could not be fetched

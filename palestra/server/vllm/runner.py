@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from palestra.config.serve import ModelConfig
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers
 from palestra.server.core.errors import Refusal
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.workers.supervisor import WorkerError, WorkerSupervisor
@@ -49,7 +49,7 @@ class VllmRunner(ReplicaRunner):
         worker: WorkerSupervisor,
         model: ModelConfig,
         metrics: Metrics,
-        depot: AdapterDepot,
+        transfers: AdapterTransfers,
         source: AdapterSource,
         state: Path,
         *,
@@ -58,7 +58,7 @@ class VllmRunner(ReplicaRunner):
     ):
         """`source` is where servers that are started here fetch adapters."""
         super().__init__(
-            worker, metrics, depot, wait_s=model.vllm.wait_s, on_sampled=on_sampled, on_streamed=on_streamed
+            worker, metrics, transfers, wait_s=model.vllm.wait_s, on_sampled=on_sampled, on_streamed=on_streamed
         )
         self._model, self._vllm, self._source = model, model.vllm, source
         name = Path(worker.config.state).name
@@ -70,7 +70,7 @@ class VllmRunner(ReplicaRunner):
         card = self._card
         try:
             trials = await asyncio.to_thread(
-                make_trials, self._depot, self._model.path, card.vocab_size, self._vllm.max_lora_rank
+                make_trials, self._transfers, self._model.path, card.vocab_size, self._vllm.max_lora_rank
             )
         except (OSError, ValueError, KeyError) as e:
             raise WorkerError(f"{self._model.path} cannot be prepared for vLLM: {e!r}") from None
@@ -78,7 +78,7 @@ class VllmRunner(ReplicaRunner):
         context = VllmContext(
             self._vllm,
             card,
-            self._depot,
+            self._transfers,
             trials,
             prefix=f"palestra-{owner}-",
             on_change=self.replicas.on_change,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from palestra.server.core.checkpoints.adapter_depot import DepotAdapter
+from palestra.server.core.checkpoints.adapter_transfers import TransferredAdapter
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.replicas.errors import ReplicaLost
 from palestra.server.replicas.replica import Replica, Tell
@@ -17,7 +17,7 @@ from palestra.server.replicas.replica_set import ReplicaSet
 from palestra.types import LoraConfig, SampleRequest
 from palestra.types.engine import BaseModel, Sample, Sampled
 
-ADAPTERS = [DepotAdapter(str(n) * 64, 1, LoraConfig(rank=1)) for n in range(2)]
+ADAPTERS = [TransferredAdapter(str(n) * 64, 1, LoraConfig(rank=1)) for n in range(2)]
 
 
 class Place(Replica):
@@ -56,7 +56,7 @@ def test_a_group_stays_together_until_its_replica_is_full():
         found = replicas(2, slots=3)
         async with AsyncExitStack() as stack:
 
-            async def place(*prompt: int, adapter: DepotAdapter | None = None) -> int:
+            async def place(*prompt: int, adapter: TransferredAdapter | None = None) -> int:
                 return (await stack.enter_async_context(found.place(a_sample(*prompt), adapter))).number
 
             assert [await place(1, 2) for _ in range(2)] == [0, 0]
@@ -124,7 +124,7 @@ def test_owners_take_turns_and_the_adapters_of_each_among_themselves():
     async def work() -> None:
         found, order = replicas(1, slots=1), []
 
-        async def use(name: str, adapter: DepotAdapter | None) -> None:
+        async def use(name: str, adapter: TransferredAdapter | None) -> None:
             async with found.place(a_sample(1, owner=name[0]), adapter):
                 order.append(name)
                 await asyncio.sleep(0)

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from palestra.config.bundled import bundled_model
 from palestra.config.serve import ModelConfig, VllmConfig
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.workers.supervisor import WorkerError, WorkerSupervisor
 from palestra.server.core.workers.watchdog import WatchdogTimeouts
@@ -63,9 +63,9 @@ def start(folder: Path, **vllm: Any) -> list[dict[str, Any]]:
             write_wait_s=1,
         )
         worker.card = CARD
-        depot = AdapterDepot(folder / "adapters", max_bytes=1 << 30, is_held=lambda _: False)
+        transfers = AdapterTransfers(folder / "adapters", max_bytes=1 << 30, is_held=lambda _: False)
         source = AdapterSource("http://127.0.0.1:1", "key")
-        runner = VllmRunner(worker, model, Metrics(), depot, source, folder, on_sampled=print, on_streamed=print)
+        runner = VllmRunner(worker, model, Metrics(), transfers, source, folder, on_sampled=print, on_streamed=print)
         await runner.start()
         await runner.stop()
         await worker.abandon()

@@ -16,8 +16,8 @@ import msgspec
 from palestra.chat.pictures import SCHEME
 from palestra.config.serve import ServeLimits
 from palestra.server.core.pictures.decoding import DecodeAnswer, DecodeOrder
-from palestra.server.core.pictures.depot import PictureDepot
 from palestra.server.core.pictures.locations import PictureError, file_at
+from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.types import Picture, VisionCard
 from palestra.util.answering_child import AnsweringChild, ChildDied, ChildTooLate
 
@@ -44,9 +44,9 @@ class EncodedPicture:
 
 
 class PictureReader:
-    def __init__(self, limits: ServeLimits, depot: PictureDepot, hosts: Collection[str] = ()):
+    def __init__(self, limits: ServeLimits, cache: PictureCache, hosts: Collection[str] = ()):
         """`hosts`: from where pictures may be fetched."""
-        self._limits, self.depot, self._hosts = limits, depot, frozenset(host.lower() for host in hosts)
+        self._limits, self.cache, self._hosts = limits, cache, frozenset(host.lower() for host in hosts)
         self._child = AnsweringChild(CHILD)
         self._known: OrderedDict[Known, Picture] = OrderedDict()
         """By the file's hash and how it was resized, the least recently used first."""
@@ -85,7 +85,7 @@ class PictureReader:
         if not encoded.url.startswith(SCHEME):
             return await self._read(await file_at(encoded.url, self._hosts, self._limits.max_picture_bytes), card)
         digest = encoded.url.removeprefix(SCHEME)
-        picture = await asyncio.to_thread(self.depot.find, digest)
+        picture = await asyncio.to_thread(self.cache.find, digest)
         if picture is None or picture.height % card.multiple or picture.width % card.multiple:
             raise PictureError(f"picture {digest[:12]} is not kept here any more for this model; send it again")
         return picture

@@ -5,7 +5,7 @@ Owns: the routing. Never touches: the handling.
 
 from __future__ import annotations
 
-from palestra.server.core.checkpoints.adapter_depot import AdapterDepot
+from palestra.server.core.checkpoints.adapter_transfers import AdapterTransfers
 from palestra.server.core.checkpoints.snapshot_copies import SnapshotCopies
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.telemetry.metrics import Metrics
@@ -34,7 +34,7 @@ class WorkerMessages:
         self,
         training: TrainingRequests,
         sampling: SamplingRequests,
-        adapters: AdapterDepot,
+        adapters: AdapterTransfers,
         copies: SnapshotCopies | None,
         metrics: Metrics,
     ):

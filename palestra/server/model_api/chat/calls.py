@@ -123,7 +123,7 @@ class ChatCalls:
             if origin.caller.attempt is not None:
                 detail = "messages: calls of an episode may not have pictures yet: its trainer could not send them"
                 raise invalid("messages", detail, code="unsupported")
-            await asyncio.to_thread(self._pictures.depot.keep, seen.distinct)
+            await asyncio.to_thread(self._pictures.cache.keep, seen.distinct)
         self._count(target, prompt)
         start = answer_start(tokenizer, prompt.ids, prompt.begun)
         options = OutputOptions(

@@ -18,8 +18,8 @@ from PIL import Image
 from palestra.config.serve import ServeLimits
 from palestra.server.core.pictures import decoding_child
 from palestra.server.core.pictures.decoding import DecodeOrder
-from palestra.server.core.pictures.depot import PictureDepot
 from palestra.server.core.pictures.locations import PictureError
+from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.core.pictures.reader import EncodedPicture, PictureReader
 from palestra.types import Picture, VisionCard
 from tests.pictures import data_url, drawn, file_of
@@ -35,7 +35,7 @@ def reading(tmp_path: Path) -> Callable[..., Any]:
 
     def run(work: Callable[[PictureReader], Coroutine[Any, Any, T]], **limits: Any) -> T:
         async def whole() -> T:
-            reader = PictureReader(ServeLimits(**limits), PictureDepot(tmp_path, 1 << 20))
+            reader = PictureReader(ServeLimits(**limits), PictureCache(tmp_path, 1 << 20))
             try:
                 return await work(reader)
             finally:
@@ -203,11 +203,11 @@ def test_the_server_needs_neither_pillow_nor_torch_to_start() -> None:
 
 def test_kept_pictures_are_found_again_and_bounded(tmp_path: Path) -> None:
     pictures = [decoded(drawn(seed, 256, 256)) for seed in range(3)]
-    depot = PictureDepot(tmp_path, 1 << 20)
-    depot.keep(pictures)
-    assert PictureDepot(tmp_path, 1 << 20).find(pictures[1].digest) == pictures[1]
+    cache = PictureCache(tmp_path, 1 << 20)
+    cache.keep(pictures)
+    assert PictureCache(tmp_path, 1 << 20).find(pictures[1].digest) == pictures[1]
     size = sum(len(picture.packed) for picture in pictures)
-    small = PictureDepot(tmp_path, size // 2)
+    small = PictureCache(tmp_path, size // 2)
     small.keep([pictures[0]])
     assert small.find(pictures[0].digest) == pictures[0]
     assert small.find(pictures[1].digest) is None

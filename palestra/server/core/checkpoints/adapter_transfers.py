@@ -1,9 +1,7 @@
 """Adapters on their way to replicas: files by digest, asked of the worker that trains them, bounded in size.
 
 A file is PEFT's `adapter_model.safetensors` with the config in its metadata. The worker keeps what it has frozen, so a
-file that was removed here is asked for again.
-
-Owns: these files, transfers under way. Never touches: which replica needs which adapter.
+file that was removed here is asked for again. Which replica needs which adapter is decided in `server/replicas`.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ class AdapterUnavailable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class DepotAdapter:
+class TransferredAdapter:
     digest: str
     """SHA-256 of its file."""
     size_bytes: int
@@ -62,21 +60,23 @@ class AdapterTransfer:
     """Another one at each try: parts of earlier tries may still arrive."""
     parts: asyncio.Queue[AdapterPart | AdapterRefused | None] = field(default_factory=asyncio.Queue)
     """None: the worker is another one, or can be asked again."""
-    task: asyncio.Task[DepotAdapter] | None = None
+    task: asyncio.Task[TransferredAdapter] | None = None
 
 
-class AdapterDepot:
+class AdapterTransfers:
+    """Fetches adapters from workers, and keeps their files for replicas."""
+
     def __init__(self, folder: Path, *, max_bytes: int, is_held: Callable[[WorkerSupervisor], bool]):
         self._folder, self._max_bytes, self._is_held = folder, max_bytes, is_held
         """`is_held` says whether a worker may be asked for nothing now."""
         shutil.rmtree(folder, ignore_errors=True)
-        self._stored: OrderedDict[str, DepotAdapter] = OrderedDict()
+        self._stored: OrderedDict[str, TransferredAdapter] = OrderedDict()
         """Adapters by digest, the least recently used first."""
         self._known: dict[SampleWeights, str] = {}
         self._held: Counter[str] = Counter()
         self._transfers: dict[SampleWeights, AdapterTransfer] = {}
 
-    async def get(self, worker: WorkerSupervisor, weights: KeptSampler | SavedAdapter) -> DepotAdapter:
+    async def get(self, worker: WorkerSupervisor, weights: KeptSampler | SavedAdapter) -> TransferredAdapter:
         """Returns an adapter whose file is here, after a transfer if need be. Raises AdapterUnavailable."""
         found = self._stored.get(self._known.get(weights, ""))
         if found is not None:
@@ -90,9 +90,9 @@ class AdapterDepot:
         assert transfer.task is not None
         return await asyncio.shield(transfer.task)
 
-    def put(self, file: bytes, lora: LoraConfig) -> DepotAdapter:
+    def put(self, file: bytes, lora: LoraConfig) -> TransferredAdapter:
         """Stores an adapter that the server has made itself. It stays."""
-        adapter = DepotAdapter(hashlib.sha256(file).hexdigest(), len(file), lora)
+        adapter = TransferredAdapter(hashlib.sha256(file).hexdigest(), len(file), lora)
         self._folder.mkdir(parents=True, exist_ok=True)
         self.path(adapter.digest).write_bytes(file)
         self._stored[adapter.digest] = adapter
@@ -115,7 +115,7 @@ class AdapterDepot:
         finally:
             self._held[digest] -= 1
 
-    def forget(self, weights: SampleWeights) -> DepotAdapter | None:
+    def forget(self, weights: SampleWeights) -> TransferredAdapter | None:
         """Forgets weights that nobody will use again; returns their adapter if no others are equal to them."""
         digest = self._known.pop(weights, None)
         if digest is None or digest in self._known.values():
@@ -146,7 +146,7 @@ class AdapterDepot:
 
     # Transfers
 
-    async def _transfer(self, transfer: AdapterTransfer) -> DepotAdapter:
+    async def _transfer(self, transfer: AdapterTransfer) -> TransferredAdapter:
         for number in range(1, MAX_TRIES + 1):
             self._ask(transfer)
             adapter = await self._receive(transfer)
@@ -167,7 +167,7 @@ class AdapterDepot:
         if not self._is_held(transfer.worker):
             transfer.worker.link.send(SendAdapter(transfer_id=transfer.transfer_id, weights=transfer.weights))
 
-    async def _receive(self, transfer: AdapterTransfer) -> DepotAdapter | None:
+    async def _receive(self, transfer: AdapterTransfer) -> TransferredAdapter | None:
         """Returns the adapter once its file is here; None if it arrived damaged."""
         unfinished = self._folder / f"{uuid.uuid4().hex}.partial"
         hashed, received = hashlib.sha256(), 0
@@ -198,11 +198,11 @@ class AdapterDepot:
                     if hashed.hexdigest() != part.digest:
                         return None
                     unfinished.replace(self.path(part.digest))
-                    return DepotAdapter(part.digest, part.size_bytes, part.lora)
+                    return TransferredAdapter(part.digest, part.size_bytes, part.lora)
         finally:
             unfinished.unlink(missing_ok=True)
 
-    def _ended(self, weights: SampleWeights, task: asyncio.Task[DepotAdapter]) -> None:
+    def _ended(self, weights: SampleWeights, task: asyncio.Task[TransferredAdapter]) -> None:
         self._transfers.pop(weights, None)
         if not task.cancelled():
             task.exception()  # those who wait get the error; there may be none left

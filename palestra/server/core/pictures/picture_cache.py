@@ -1,7 +1,7 @@
 """Pictures of conversations, as files by their digests: each is there once, whoever sent it.
 
 Traces name pictures by digest, and a conversation that goes on by `previous_response_id` reads them again. Beyond the
-bound the least recently used ones are deleted. Owns: these files. Never touches: who may see which trace.
+bound the least recently used ones are deleted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from palestra.types import Picture
 from palestra.util.atomic_files import replacing
 
 
-class PictureDepot:
+class PictureCache:
     def __init__(self, folder: Path, max_bytes: int):
         self._folder, self._max_bytes = folder, max_bytes
         self._sizes: OrderedDict[str, int] | None = None
