@@ -32,7 +32,7 @@ from palestra.model import (
 from palestra.model.attention.backends import has_kernels
 from palestra.model.decoder import Decoder
 from palestra.model.loading.parameter_counts import count_parameters
-from palestra.model.loading.tensor_share import WHOLE
+from palestra.model.loading.tensor_parallel import WHOLE
 from palestra.model.loading.tower_spec import TowerSpec
 from palestra.model.lora.adapter_files import require_trained_on
 from palestra.model.lora.adapters import Rows
@@ -113,7 +113,7 @@ class TorchTrainer:
             dtype=decoder.dtype,
             device=decoder.device,
             max_rank=config.max_rank,
-            share=WHOLE if tensor is None else tensor.share,
+            shard=WHOLE if tensor is None else tensor.shard,
         )
         self.trainer = Trainer(
             decoder,

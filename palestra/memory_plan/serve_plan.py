@@ -25,7 +25,7 @@ from palestra.memory_plan.model_plan import (
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.loading.tensor_share import TensorShare, require_divisible
+from palestra.model.loading.tensor_parallel import TensorShard, require_divisible
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.layout import Layout
 from palestra.model.quantised.forms import FORMS
@@ -125,7 +125,7 @@ def _ranks_of(model: ModelConfig, facts: _Facts, devices: list[str], memory: Map
 
 def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples: bool) -> dict[str, int]:
     spec, kind, tensor = facts.spec, device.partition(":")[0], model.parallel.tensor
-    own = TensorShare(0, tensor).spec(spec)
+    own = TensorShard(0, tensor).spec(spec)
     item = 2 if model.weights == "bf16" else DTYPE_BYTES.get(model.dtype or spec.dtype, 4)
     weights, scratch = weight_bytes(facts.stored, FORMS.get(model.weights or ""), item)
     layers = facts.layer_products(item)

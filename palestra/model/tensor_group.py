@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from palestra.model.loading.tensor_share import TensorShare
+from palestra.model.loading.tensor_parallel import TensorShard
 
 
 @dataclass(frozen=True, slots=True)
 class TensorGroup:
-    share: TensorShare
+    shard: TensorShard
     group: dist.ProcessGroup
     """Its ranks, in order."""
 
@@ -35,7 +35,7 @@ class TensorGroup:
 
     def sum(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(self.share.ranks)]
+        parts = [torch.empty_like(x) for _ in range(self.shard.ranks)]
         dist.all_gather(parts, x, self.group)
         total = parts[0].float()  # halves are rounded once
         for part in parts[1:]:

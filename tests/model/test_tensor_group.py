@@ -27,7 +27,7 @@ def life(folder: str, meeting: str, rank: int, ranks: int) -> dict[str, Any]:
     from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
     from palestra.model.loading.safetensors_file import SafetensorsFile
     from palestra.model.loading.spec import ModelSpec
-    from palestra.model.loading.tensor_share import WHOLE
+    from palestra.model.loading.tensor_parallel import WHOLE
     from palestra.types import Datum, LoraConfig
 
     read, fill = [], SafetensorsFile._fill
@@ -40,7 +40,7 @@ def life(folder: str, meeting: str, rank: int, ranks: int) -> dict[str, Any]:
     process_group = ProcessGroup(meeting, rank, ranks, torch.device("cpu"), ranks) if ranks > 1 else None
     tensor = None if process_group is None else process_group.tensor_group()
     decoder = load_model(folder, tensor=tensor).decoder
-    pool = AdapterPool(ModelSpec.from_folder(folder), share=WHOLE if tensor is None else tensor.share)
+    pool = AdapterPool(ModelSpec.from_folder(folder), shard=WHOLE if tensor is None else tensor.shard)
     trainer, adapter = Trainer(decoder, pool), pool.create(LoraConfig(rank=4, seed=1))
     generator = torch.Generator().manual_seed(0)
     adapter.row("weights").add_(torch.randn(adapter.stack.layout.size, generator=generator), alpha=0.02)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from palestra.model.loading.tensor_share import TensorShare
+from palestra.model.loading.tensor_parallel import TensorShard
 from palestra.model.tensor_group import TensorGroup
 from palestra.model.training.gradient_tree import sum_in_tree_order
 
@@ -67,7 +67,7 @@ class ProcessGroup:
         if self.tensor == 1:
             return None
         mesh = init_device_mesh(self._kind, (self.ranks // self.tensor, self.tensor), mesh_dim_names=("data", "tensor"))
-        return TensorGroup(TensorShare(self.rank % self.tensor, self.tensor), mesh["tensor"].get_group())
+        return TensorGroup(TensorShard(self.rank % self.tensor, self.tensor), mesh["tensor"].get_group())
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         dist.broadcast(tensor, source)

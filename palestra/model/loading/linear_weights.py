@@ -1,4 +1,4 @@
-"""The weights of a decoder's products, read as they are kept: in the model's type, or in 8 or 4 bits."""
+"""Reads the weights of a decoder's linear layers as they are kept: in the model's type, or in 8 or 4 bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.row_share import HeldRows, RowShare
-from palestra.model.loading.tensor_share import WHOLE, TensorShare
+from palestra.model.loading.tensor_parallel import WHOLE, TensorShard
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form, packed_shapes, quantise
 from palestra.model.quantised.packed import FrozenWeight, PackedWeight, Scratch, as_stack
@@ -21,7 +21,7 @@ Rows = Sequence[tuple[str, int | tuple[int, ...]]]
 """Names of weights that share an input, with their outputs; of a stack, how many weights and their outputs."""
 Shapes = Sequence[tuple[str, tuple[int, ...]]]
 Cut = Literal["outputs", "inputs"]
-"""What of a product is divided among ranks that share every layer."""
+"""Which dimension of a weight is divided among ranks that compute every layer together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,15 @@ class Transposed:
 
     shape: tuple[int, ...]
     order: Callable[[Tensor], Tensor] = lambda rows: rows
-    """Puts outputs, [..., outputs, n], into the order in which products want them."""
+    """Puts outputs, [..., outputs, n], into the order in which matrix products take them."""
 
     def arrange(self, weight: Tensor) -> Tensor:
         return self.order(weight.mT)
 
 
-class ProductReader:
+class LinearWeightsReader:
+    """Reads the weights of linear layers from a model's files, one weight or a stack of experts at a time."""
+
     def __init__(
         self,
         files: WeightFiles,
@@ -45,13 +47,13 @@ class ProductReader:
         form: Form | None = None,
         cache: QuantisedCache | None = None,
         share: RowShare | None = None,
-        tensor: TensorShare = WHOLE,
+        tensor: TensorShard = WHOLE,
     ):
         self.files, self.dtype, self.device, self.form, self.cache = files, dtype, device, form, cache
         self.share, self.tensor, self.scratch, self._count = share, tensor, Scratch(), 0
 
     def read(self, parts: Rows, inputs: int, cut: Cut | None = None) -> FrozenWeight:
-        """The parts one below the other, [all outputs, inputs]: one product instead of several."""
+        """Returns the parts one below the other, [all outputs, inputs]: one matrix product instead of several."""
         if cut is not None and self.tensor.ranks > 1:
             return self._read_cut(parts, inputs, cut)
         return self._read(parts, inputs, None, None)

@@ -90,10 +90,10 @@ def load_model(
     if tensor is not None:
         if form is not None:
             raise ModelError(f"weights in {weights} cannot be divided among processes yet; leave weights or tensor out")
-        own = tensor.share.spec(spec)
+        own = tensor.shard.spec(spec)
         own, spec = replace(own, tower=None), replace(spec, tower=None)
         return Model(
-            folder, spec, Decoder(own, read_weights(folder, spec, DTYPES[name], where, tensor=tensor.share), tensor)
+            folder, spec, Decoder(own, read_weights(folder, spec, DTYPES[name], where, tensor=tensor.shard), tensor)
         )
     if mesh is None:
         return _on_one_device(folder, spec if sees else replace(spec, tower=None), DTYPES[name], where, weights)

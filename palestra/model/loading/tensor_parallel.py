@@ -1,4 +1,4 @@
-"""What of a model one of several processes computes that share every layer (tensor parallelism).
+"""Tensor parallelism: the shard of every layer that one rank computes.
 
 Heads and the width inside of feed-forward networks, or of each expert, are divided: projections into them have a part
 of their rows at each rank, and projections out of them the same part of their columns.
@@ -26,8 +26,8 @@ INSTEAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class TensorShare:
-    """One of the ranks that share every layer."""
+class TensorShard:
+    """The shard of one of the ranks that compute every layer together."""
 
     rank: int = 0
     ranks: int = 1
@@ -64,7 +64,7 @@ class TensorShare:
         return replace(layer, mixer=mixer, mlp=mlp)
 
 
-WHOLE = TensorShare()
+WHOLE = TensorShard()
 
 
 def require_divisible(spec: ModelSpec, ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""A decoder's weights, laid out for its products."""
+"""Reads a decoder's weights, laid out for its matrix products."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from palestra.model.loading.layer_spec import (
     MambaSpec,
     MlpSpec,
 )
-from palestra.model.loading.product_reader import Cut, ProductReader, Rows, Transposed
+from palestra.model.loading.linear_weights import Cut, LinearWeightsReader, Rows, Transposed
 from palestra.model.loading.progress import LoadProgress
 from palestra.model.loading.quantised_cache import QuantisedCache
 from palestra.model.loading.row_share import RowShare
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.loading.tensor_share import WHOLE, TensorShare
+from palestra.model.loading.tensor_parallel import WHOLE, TensorShard
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import Form
 from palestra.model.quantised.packed import FrozenWeight
@@ -216,10 +216,10 @@ def read_weights(
     device: torch.device | str = "cpu",
     form: Form | None = None,
     share: RowShare | None = None,
-    tensor: TensorShare = WHOLE,
+    tensor: TensorShard = WHOLE,
 ) -> DecoderWeights:
-    """With a form, the weights of products are kept in it; embeddings, norms and biases have the dtype in any case.
-    With a share, only its rows of the layers' products are read. With `tensor`, those that its rank computes."""
+    """With a form, the weights of linear layers are kept in it; embeddings, norms and biases keep the dtype.
+    With a share, only its rows of the layers' weights are read. With `tensor`, those that its rank computes."""
     device, meta = torch.device(device), torch.device("meta")
     with WeightFiles(Path(folder)) as files:
         # The headers first: an error in the last layer is raised before the first one is read.
@@ -244,11 +244,11 @@ def lay_out(
     form: Form | None = None,
     cache: QuantisedCache | None = None,
     share: RowShare | None = None,
-    tensor: TensorShare = WHOLE,
+    tensor: TensorShard = WHOLE,
 ) -> DecoderWeights:
     """Each weight in its final place and type. On the device `meta`, only the files' headers are checked."""
-    products = ProductReader(files, dtype, device, form, cache, share, tensor)
-    return _Reader(files, spec, dtype, device, products).decoder()
+    linears = LinearWeightsReader(files, dtype, device, form, cache, share, tensor)
+    return _Reader(files, spec, dtype, device, linears).decoder()
 
 
 # Headers are checked on the device `meta`, where a sum or a torch.cat would take seconds to import torch's compiler.
@@ -275,10 +275,15 @@ def by_turns(rows: Tensor) -> Tensor:
 
 class _Reader:
     def __init__(
-        self, files: WeightFiles, spec: ModelSpec, dtype: torch.dtype, device: torch.device, products: ProductReader
+        self,
+        files: WeightFiles,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        linears: LinearWeightsReader,
     ):
         self.files, self.spec, self.dtype, self.device, self.prefix = files, spec, dtype, device, files.prefix
-        self.products, self.tensor = products, products.tensor
+        self.linears, self.tensor = linears, linears.tensor
 
     def decoder(self) -> DecoderWeights:
         spec = self.spec
@@ -369,7 +374,7 @@ class _Reader:
         kv_up = self.get(f"{name}.kv_b_proj.weight", heads * (m.nope_dim + m.value_dim), m.kv_rank)
         keys, values = kv_up.unflatten(0, (heads, -1)).split([m.nope_dim, m.value_dim], 1)
         return LatentAttentionWeights(
-            compress=self.products.read([(f"{name}.{part}.weight", n) for part, n in compress], h),
+            compress=self.linears.read([(f"{name}.{part}.weight", n) for part, n in compress], h),
             compress_bias=self.biases(name, compress, m.has_bias),
             q_norm=None if m.q_rank is None else self.norm(f"{name}.q_a_layernorm.weight", m.q_rank),
             q_up=None if m.q_rank is None else self.product(f"{name}.q_b_proj.weight", heads * m.qk_dim, m.q_rank),
@@ -392,7 +397,7 @@ class _Reader:
         elif mixer.qk_norm == "row":
             row_norms = self.norm(f"{name}.q_norm.weight", q), self.norm(f"{name}.k_norm.weight", kv)
         return AttentionWeights(
-            qkv=self.products.read([(f"{name}.{part}.weight", n) for part, n in qkv], h, "outputs"),
+            qkv=self.linears.read([(f"{name}.{part}.weight", n) for part, n in qkv], h, "outputs"),
             qkv_bias=self.biases(name, qkv, mixer.qkv_bias, "outputs"),
             qk_norm=qk_norm,
             o=self.product(f"{name}.o_proj.weight", h, q, "inputs"),
@@ -445,7 +450,7 @@ class _Reader:
         elif mlp.is_fused:
             gate_up = [("gate_up_proj", 2 * size)]
         return MlpWeights(
-            gate_up=self.products.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h, "outputs"),
+            gate_up=self.linears.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h, "outputs"),
             gate_up_bias=self.biases(name, gate_up, mlp.has_bias, "outputs"),
             down=self.product(f"{name}.down_proj.weight", h, size, "inputs"),
             down_bias=self.biases(name, [("down_proj", h)], mlp.has_bias, "inputs"),
@@ -497,11 +502,11 @@ class _Reader:
         return ExpertsWeights(
             router=self.get(f"{name}.router.weight", n, h),
             router_bias=self.get(f"{name}.router.bias", n, dtype=torch.float32),
-            gate_up=self.products.read_stack(
+            gate_up=self.linears.read_stack(
                 [(gate_up, (n, 2 * i))], h, n, Transposed((n, h, 2 * i), by_halves), "outputs", projections=2
             ),
             gate_up_bias=self.halves_part(by_halves(self.get(f"{gate_up}_bias", n, 2 * i)[..., None]).squeeze(-1)),
-            down=self.products.read_stack([(down, (n, h))], i, n, Transposed((n, i, h)), "inputs"),
+            down=self.linears.read_stack([(down, (n, h))], i, n, Transposed((n, i, h)), "inputs"),
             down_bias=self.get(f"{down}_bias", n, h) if self.tensor.rank == 0 else None,
         )
 
@@ -515,10 +520,8 @@ class _Reader:
         outputs = len(parts) * i
         if mlp.may_be_transposed and self._is_transposed(gate_up[0][0], (n, outputs, h)):
             return (
-                self.products.read_stack(
-                    gate_up, h, n, Transposed((n, h, outputs)), "outputs", projections=projections
-                ),
-                self.products.read_stack(down, i, n, Transposed((n, i, h)), "inputs"),
+                self.linears.read_stack(gate_up, h, n, Transposed((n, h, outputs)), "outputs", projections=projections),
+                self.linears.read_stack(down, i, n, Transposed((n, i, h)), "inputs"),
             )
         if gate_up[0][0] not in self.files:
             if f"{name}.{n}.down_proj.weight" in self.files:
@@ -528,8 +531,8 @@ class _Reader:
             gate_up, projections = [(f"{name}.{e}.{part}_proj.weight", i) for e in range(n) for part in parts], 1
             down = [(f"{name}.{e}.down_proj.weight", h) for e in range(n)]
         return (
-            self.products.read_stack(gate_up, h, n, cut="outputs", projections=projections),
-            self.products.read_stack(down, i, n, cut="inputs"),
+            self.linears.read_stack(gate_up, h, n, cut="outputs", projections=projections),
+            self.linears.read_stack(down, i, n, cut="inputs"),
         )
 
     def _is_transposed(self, name: str, shape: tuple[int, int, int]) -> bool:
@@ -569,7 +572,7 @@ class _Reader:
         return self.norm(name, size) if factor == 1.0 else changed(self.norm(name, size).float(), lambda w: w * factor)
 
     def product(self, name: str, outputs: int, inputs: int, cut: Cut | None = None) -> FrozenWeight:
-        return self.products.read([(name, outputs)], inputs, cut)
+        return self.linears.read([(name, outputs)], inputs, cut)
 
     def biases(self, prefix: str, parts: Parts, present: bool, cut: Cut | None = None) -> Tensor | None:
         """Where ranks add up what they return, one of them adds the bias."""

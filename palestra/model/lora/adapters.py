@@ -18,7 +18,7 @@ from torch import Tensor
 
 from palestra.model.errors import AdapterError
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.loading.tensor_share import WHOLE, TensorShare
+from palestra.model.loading.tensor_parallel import WHOLE, TensorShard
 from palestra.model.lora.layout import Layout, LayoutPart, SiteName
 from palestra.types import LoraConfig
 
@@ -206,11 +206,11 @@ class AdapterPool:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         max_rank: int = 256,
-        share: TensorShare = WHOLE,
+        shard: TensorShard = WHOLE,
     ):
-        """`share`: what this process computes of them, where several share every layer."""
+        """`shard`: what this process computes of them, where several share every layer."""
         self.spec, self.dtype, self.device, self.max_rank = spec, dtype, torch.device(device), max_rank
-        self.share, self._own_spec = share, share.spec(spec)
+        self.shard, self._own_spec = shard, shard.spec(spec)
         self._stacks: dict[tuple[LoraConfig, bool], list[Stack]] = {}
         self._adapters: dict[int, Adapter] = {}
         self._uids = itertools.count()
@@ -329,8 +329,8 @@ class AdapterPool:
         stack = next((s for s in stacks if s.can_take), None)
         if stack is None:
             layout, part = Layout.of(self.spec, config), None
-            if self.share.ranks > 1:
-                part = LayoutPart(self.share, layout, Layout.of(self._own_spec, config))
+            if self.shard.ranks > 1:
+                part = LayoutPart(self.shard, layout, Layout.of(self._own_spec, config))
             stack = Stack(layout, self.dtype, self.device, part)
             stacks.append(stack)
         return self._register(config, stack, stack.take_slot(), weights_id, frozen)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from palestra.model.loading.layer_spec import AttentionSpec, LatentAttentionSpec, LayerSpec, MambaSpec, MlpSpec
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.loading.tensor_share import TensorShare
+from palestra.model.loading.tensor_parallel import TensorShard
 from palestra.types import LoraConfig
 
 
@@ -235,7 +235,7 @@ class LayoutPart:
     """What one of several ranks that share every layer computes of an adapter. The gradient of what is whole is a sum
     over ranks."""
 
-    share: TensorShare
+    shard: TensorShard
     whole: Layout
     own: Layout
 
@@ -250,7 +250,7 @@ class LayoutPart:
         compute alike is the first one's."""
         row.zero_()
         wholes, parts = self._matrices(row, part)
-        left_out = set() if self.share.rank == 0 else self._undivided()
+        left_out = set() if self.shard.rank == 0 else self._undivided()
         for name, own in parts.items():
             if name not in left_out:
                 wholes[name].copy_(own)
@@ -261,7 +261,7 @@ class LayoutPart:
         for name, own in parts.items():
             for axis, size in enumerate(own.shape):
                 if wholes[name].shape[axis] != size:
-                    wholes[name] = wholes[name].narrow(axis, self.share.rank * size, size)
+                    wholes[name] = wholes[name].narrow(axis, self.shard.rank * size, size)
         return wholes, parts
 
     def _undivided(self) -> set[str]:

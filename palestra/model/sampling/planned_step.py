@@ -1,6 +1,7 @@
-"""A step of the sampler as other processes need it that compute its layers too.
+"""The step plan that tensor-parallel followers execute: which positions of which pages a step computes.
 
-Owns: what of a plan the model's pass needs, and running it. Never touches: requests, drawing tokens.
+Rank 0 schedules sequences, sends each step as a `PlannedStep` and draws the tokens; followers compute their shard of
+the layers.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class PlannedChunk(Struct, frozen=True, array_like=True, gc=False):
 
 
 class PlannedStep(Struct, frozen=True, array_like=True):
+    """What a pass through the layers needs of a `StepPlan`."""
+
     chunks: list[PlannedChunk]
     decoding: int
     """How many of them, the first ones, decode."""
@@ -50,7 +53,7 @@ class PlannedStep(Struct, frozen=True, array_like=True):
 
 
 class StepFollower:
-    """The cache of one process among several that share every layer, and the steps that another one plans."""
+    """A tensor-parallel follower: its shard of the KV cache, and the steps that rank 0 plans."""
 
     def __init__(self, decoder: Decoder, n_pages: int, page_size: int):
         self.decoder = decoder

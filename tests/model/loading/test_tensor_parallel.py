@@ -11,7 +11,7 @@ from torch import Tensor
 
 from palestra.model import UnsupportedModel
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.loading.tensor_share import TensorShare
+from palestra.model.loading.tensor_parallel import TensorShard
 from palestra.model.loading.weights import read_weights
 from palestra.model.lora.layout import Layout, LayoutPart
 from palestra.types import LoraConfig
@@ -39,7 +39,7 @@ def test_parts_of_all_ranks_are_the_whole_weights(random_model: Any, family: str
     folder = random_model(family)
     spec = ModelSpec.from_folder(folder)
     whole: Any = read_weights(folder, spec, torch.float32)
-    ranks: list[Any] = [read_weights(folder, spec, torch.float32, tensor=TensorShare(n, 2)) for n in range(2)]
+    ranks: list[Any] = [read_weights(folder, spec, torch.float32, tensor=TensorShard(n, 2)) for n in range(2)]
     heads = [spec.q_size, spec.kv_size, spec.kv_size]
     for n, layer in enumerate(whole.layers):
         mixers, mlps = [rank.layers[n].mixer for rank in ranks], [rank.layers[n].mlp for rank in ranks]
@@ -68,7 +68,7 @@ def test_a_rank_has_its_part_of_an_adapter_and_all_have_the_whole(
     whole = Layout.of(spec, config)
     row, written = torch.randn(whole.size), []
     for rank in range(2):
-        share = TensorShare(rank, 2)
+        share = TensorShard(rank, 2)
         part = LayoutPart(share, whole, Layout.of(share.spec(spec), config))
         own, back = torch.zeros(part.own.size), torch.ones(whole.size)
         part.read(row, own)
@@ -86,9 +86,9 @@ def test_a_rank_has_its_part_of_an_adapter_and_all_have_the_whole(
 @pytest.mark.parametrize("family", INDIVISIBLE)
 def test_a_model_that_cannot_be_divided_is_refused_with_what_works(random_model: Any, family: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{INDIVISIBLE[family]}.*parallel\.shard.*sampler=vllm"):
-        TensorShare(0, 2).spec(ModelSpec.from_folder(random_model(family)))
+        TensorShard(0, 2).spec(ModelSpec.from_folder(random_model(family)))
 
 
 def test_more_ranks_than_heads_are_refused(micro_model: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"it has 2 heads of keys and values.*choose a smaller number"):
-        TensorShare(0, 4).spec(ModelSpec.from_folder(micro_model))
+        TensorShard(0, 4).spec(ModelSpec.from_folder(micro_model))
