@@ -187,7 +187,7 @@ def main() -> None:
     if kind == "commands":
         os.set_inheritable(int(more[0]), False)
         engines = WarmEngines(socket.socket(fileno=int(more[0])))
-        sys.modules["palestra.server.core.workers.places"].spawn_blocking = engines.start  # type: ignore[attr-defined]
+        sys.modules["palestra.server.core.workers.worker_hosts"].spawn_blocking = engines.start  # type: ignore[attr-defined]
     gc.freeze()
     set_by_imports = {name: value for name, value in os.environ.items() if given.get(name) != value}
     woken, wakes = os.pipe()

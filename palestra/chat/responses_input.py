@@ -15,7 +15,7 @@ from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Item = JsonMapping
-Place = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 
 ROLES = ("user", "assistant", "system", "developer")
 INSTRUCTING = ("system", "developer")
@@ -37,7 +37,13 @@ class ItemError(ChatError):
     """An item, a tool or a choice that cannot be expressed in a chat request."""
 
     def __init__(
-        self, place: Place, detail: str, *, field: str | None = None, is_unsupported: bool = False, given: object = None
+        self,
+        place: FieldPath,
+        detail: str,
+        *,
+        field: str | None = None,
+        is_unsupported: bool = False,
+        given: object = None,
     ) -> None:
         super().__init__(detail)
         self.place, self.field = place, field
@@ -46,9 +52,9 @@ class ItemError(ChatError):
         self.given = given
 
 
-class PlacedMessage(NamedTuple):
+class LocatedMessage(NamedTuple):
     message: JsonObject
-    place: Place
+    place: FieldPath
     """Where in the request it came from; if from several items, the first."""
 
 
@@ -56,7 +62,7 @@ class PlacedMessage(NamedTuple):
 class _Turn:
     """What the model has said so far in this turn."""
 
-    place: Place
+    place: FieldPath
     thoughts: list[str] = field(default_factory=list)
     content: list[Any] = field(default_factory=list)
     calls: list[JsonObject] = field(default_factory=list)
@@ -69,15 +75,15 @@ def chat_messages(
     dialect: ChatDialect,
     *,
     with_ids: bool = True,
-    before: Sequence[PlacedMessage] = (),
-) -> list[PlacedMessage]:
+    before: Sequence[LocatedMessage] = (),
+) -> list[LocatedMessage]:
     """Converts the input to messages that come after those `before` it. Raises ItemError."""
     reader = _Reader(dialect, with_ids)
     reader.found += before
     if isinstance(given, str):
         is_plain = dialect is ChatDialect.PLAIN
         content = [{"type": "text", "text": given}] if is_plain else given
-        reader.found.append(PlacedMessage({"role": "user", "content": content}, ("input",)))
+        reader.found.append(LocatedMessage({"role": "user", "content": content}, ("input",)))
     else:
         for at, item in enumerate(given):
             reader.read(item, ("input", at))
@@ -87,13 +93,13 @@ def chat_messages(
 
 class _Reader:
     def __init__(self, dialect: ChatDialect, with_ids: bool) -> None:
-        self.found: list[PlacedMessage] = []
+        self.found: list[LocatedMessage] = []
         self._is_plain, self._with_ids = dialect is ChatDialect.PLAIN, with_ids
         self._turn: _Turn | None = None
         self._last_ids: tuple[JsonObject, JsonObject] | None = None
         """A message and its ids, in the plain dialect."""
 
-    def read(self, item: Item, place: Place) -> None:
+    def read(self, item: Item, place: FieldPath) -> None:
         kind = item.get("type") or ("message" if "role" in item else None)
         if kind == "item_reference":
             detail = "items are not stored by id; send the item itself"
@@ -111,7 +117,7 @@ class _Reader:
             message, ids = self._last_ids
             message |= ids
 
-    def _take_ids(self, tokens: JsonObject, item: Item, place: Place) -> None:
+    def _take_ids(self, tokens: JsonObject, item: Item, place: FieldPath) -> None:
         if self._is_plain:
             if item.get(ROUTED_EXPERTS) is not None:
                 tokens[ROUTED_EXPERTS] = item[ROUTED_EXPERTS]
@@ -137,14 +143,14 @@ class _Reader:
             message |= turn.tokens
         elif turn.tokens:
             self._last_ids = (message, turn.tokens)
-        self.found.append(PlacedMessage(message, turn.place))
+        self.found.append(LocatedMessage(message, turn.place))
 
-    def _said(self, place: Place) -> _Turn:
+    def _said(self, place: FieldPath) -> _Turn:
         if self._turn is None:
             self._turn = _Turn(place)
         return self._turn
 
-    def _message(self, item: Item, place: Place) -> None:
+    def _message(self, item: Item, place: FieldPath) -> None:
         role, content = item.get("role"), item.get("content")
         if role not in ROLES:
             detail = f"role is {_shown(role)}; it must be one of {', '.join(ROLES)}"
@@ -158,9 +164,9 @@ class _Reader:
         else:
             self._flush()
             shown = _chat_content(content, place) if self._is_plain else content
-            self.found.append(PlacedMessage({"role": role, "content": shown}, place))
+            self.found.append(LocatedMessage({"role": role, "content": shown}, place))
 
-    def _reasoning(self, item: Item, place: Place) -> None:
+    def _reasoning(self, item: Item, place: FieldPath) -> None:
         texts = _thoughts(item, "content", place) or _thoughts(item, "summary", place)
         turn = self._said(place)
         if self._is_plain:
@@ -171,22 +177,22 @@ class _Reader:
             raise ItemError(place, detail, is_unsupported=True)
         turn.thoughts += texts
 
-    def _call(self, item: Item, place: Place) -> None:
+    def _call(self, item: Item, place: FieldPath) -> None:
         call_id, name, arguments = (_string(item, key, place) for key in ("call_id", "name", "arguments"))
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._said(place).calls.append(call)
 
-    def _output(self, item: Item, place: Place) -> None:
+    def _output(self, item: Item, place: FieldPath) -> None:
         self._flush()
         call_id, output = _string(item, "call_id", place), item.get("output")
         if output is None:
             raise ItemError(place, "output is missing", field="output")
         if self._is_plain and isinstance(output, list):
             output = [_text_part(part, (*place, "output", at)) for at, part in enumerate(output)]
-        self.found.append(PlacedMessage({"role": "tool", "tool_call_id": call_id, "content": output}, place))
+        self.found.append(LocatedMessage({"role": "tool", "tool_call_id": call_id, "content": output}, place))
 
 
-_KINDS: dict[str, Callable[[_Reader, Item, Place], None]] = {
+_KINDS: dict[str, Callable[[_Reader, Item, FieldPath], None]] = {
     "message": _Reader._message,
     "reasoning": _Reader._reasoning,
     "function_call": _Reader._call,
@@ -194,7 +200,7 @@ _KINDS: dict[str, Callable[[_Reader, Item, Place], None]] = {
 }
 
 
-def _instructed(found: list[PlacedMessage], instructions: str, dialect: ChatDialect) -> list[PlacedMessage]:
+def _instructed(found: list[LocatedMessage], instructions: str, dialect: ChatDialect) -> list[LocatedMessage]:
     """Joins the instructions and the system messages at the beginning: templates expect one system message, at the
     beginning."""
     count = next((at for at, one in enumerate(found) if one.message["role"] not in INSTRUCTING), len(found))
@@ -202,7 +208,7 @@ def _instructed(found: list[PlacedMessage], instructions: str, dialect: ChatDial
     content: Any = [part for one in contents for part in (BLANK_LINE, *_parts(one))][1:]
     if dialect is ChatDialect.PLAIN:
         content = "".join(part.get("text", "") for part in content)
-    return [PlacedMessage({"role": "system", "content": content}, ("instructions",)), *found[count:]]
+    return [LocatedMessage({"role": "system", "content": content}, ("instructions",)), *found[count:]]
 
 
 # Parts of items
@@ -213,7 +219,7 @@ def _parts(content: object) -> list[Any]:
     return content if isinstance(content, list) else [{"type": "text", "text": content}]
 
 
-def _text(content: object, place: Place) -> str:
+def _text(content: object, place: FieldPath) -> str:
     """Returns the text of an assistant message; a turn that only makes calls has none."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -222,7 +228,7 @@ def _text(content: object, place: Place) -> str:
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
 
 
-def _chat_content(content: object, place: Place) -> object:
+def _chat_content(content: object, place: FieldPath) -> object:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -230,7 +236,7 @@ def _chat_content(content: object, place: Place) -> object:
     return [_chat_part(part, (*place, "content", at)) for at, part in enumerate(content)]
 
 
-def _chat_part(part: Any, place: Place) -> JsonObject:
+def _chat_part(part: Any, place: FieldPath) -> JsonObject:
     match part:
         case {"type": "input_image", "image_url": str(url)}:
             return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail") or "auto"}}
@@ -240,7 +246,7 @@ def _chat_part(part: Any, place: Place) -> JsonObject:
             return _text_part(part, place)
 
 
-def _text_part(part: object, place: Place) -> JsonObject:
+def _text_part(part: object, place: FieldPath) -> JsonObject:
     match part:
         case {"type": "input_text", "text": str(text)}:
             return {"type": "text", "text": text}
@@ -252,7 +258,7 @@ def _text_part(part: object, place: Place) -> JsonObject:
             raise ItemError(place, detail, given=part)
 
 
-def _thoughts(item: Item, key: str, place: Place) -> list[str]:
+def _thoughts(item: Item, key: str, place: FieldPath) -> list[str]:
     """Returns reasoning; `content` has it in full, `summary` what is shown of it."""
     parts = item.get(key) or []
     if not isinstance(parts, list) or not all(isinstance(part, Mapping) for part in parts):
@@ -260,7 +266,7 @@ def _thoughts(item: Item, key: str, place: Place) -> list[str]:
     return [_string(part, "text", (*place, key, at)) for at, part in enumerate(parts)]
 
 
-def _tokens(item: Item, place: Place) -> JsonObject:
+def _tokens(item: Item, place: FieldPath) -> JsonObject:
     """Returns the token ids, which are all on the last item of a call, or missing."""
     tokens = {key: value for key in TOKEN_FIELDS if (value := item.get(key)) is not None}
     if tokens and len(tokens) < len(TOKEN_FIELDS):
@@ -269,7 +275,7 @@ def _tokens(item: Item, place: Place) -> JsonObject:
     return tokens
 
 
-def _string(item: Item, key: str, place: Place) -> str:
+def _string(item: Item, key: str, place: FieldPath) -> str:
     value = item.get(key)
     if not isinstance(value, str):
         whole = f"not a complete {item['type']}: " if item.get("type") == "function_call" else ""
@@ -290,7 +296,7 @@ def chat_tools(tools: Iterable[Any], without: Collection[str]) -> list[JsonObjec
     return [_chat_tool(tool, {"type", *without}, ("tools", at)) for at, tool in enumerate(tools)]
 
 
-def _chat_tool(tool: Any, without: Collection[str], place: Place) -> JsonObject:
+def _chat_tool(tool: Any, without: Collection[str], place: FieldPath) -> JsonObject:
     kind = tool.get("type", "function") if isinstance(tool, Mapping) else type(tool).__name__
     if kind != "function":
         detail = f"a tool of type {_shown(kind)} is not supported; only functions that the client runs are"

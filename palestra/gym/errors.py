@@ -104,13 +104,13 @@ class CollectError(GymError):
     """The collection cannot begin or continue. The message says what to do."""
 
 
-Place = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 
 
 class BadRequest(BadCall):
     """A body that cannot be served, however often it is sent."""
 
-    def __init__(self, place: Place, message: str, *, kind: str = "value_error", given: object = None) -> None:
+    def __init__(self, place: FieldPath, message: str, *, kind: str = "value_error", given: object = None) -> None:
         super().__init__(422, [{"type": kind, "loc": ["body", *place], "msg": message, "input": given}])
 
 

@@ -16,10 +16,10 @@ from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.runners import SampleRunner, WorkerRunner
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.workers.link import address_in
-from palestra.server.core.workers.places import LocalPlace
 from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.core.workers.supervisor import RemoteWorker, WorkerError, WorkerListener, WorkerSupervisor
 from palestra.server.core.workers.watchdog import WatchdogTimeouts
+from palestra.server.core.workers.worker_hosts import LocalHost
 from palestra.server.replicas.engine_runner import EngineRunner
 from palestra.server.replicas.replica_port import ReplicaPort
 from palestra.types.engine import Sampled, WorkerConfig, encode_message
@@ -29,7 +29,7 @@ class PreloadedWorkers:
     """Processes that have loaded the models of a standby, and wait until it takes over."""
 
     def __init__(self) -> None:
-        self._places: dict[str, LocalPlace] = {}
+        self._hosts: dict[str, LocalHost] = {}
         """Where they are to be started, by their state folders."""
 
     def start(self, config: ServeConfig) -> None:
@@ -38,16 +38,16 @@ class PreloadedWorkers:
             if own.devices:
                 continue  # ranks of a group meet in the state folder, which may be the active server's
             Path(own.state).mkdir(parents=True, exist_ok=True)
-            place = self._places[own.state] = LocalPlace()
-            place.preload(own, log_file)
+            host = self._hosts[own.state] = LocalHost()
+            host.preload(own, log_file)
 
-    def place(self, state: str) -> LocalPlace | None:
-        return self._places.get(state)
+    def host(self, state: str) -> LocalHost | None:
+        return self._hosts.get(state)
 
     def end(self) -> None:
         """Ends those that nobody has gone on with."""
-        for place in self._places.values():
-            place.drop_preloaded()
+        for host in self._hosts.values():
+            host.drop_preloaded()
 
 
 class WorkerCluster(Protocol):
@@ -88,7 +88,7 @@ def make_workers(
             patience=patience,
             write_wait_s=config.write_wait_s,
             remote=remote,
-            place=preloaded.place(state),
+            host=preloaded.host(state),
         )
         workers.update(dict.fromkeys(model.name, worker))
     return ServedModels(workers)

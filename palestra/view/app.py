@@ -19,7 +19,7 @@ from palestra.runs.rollout_filter import WhereError
 from palestra.types.gym import GYM_HEAD
 from palestra.view import api, gym_routes, login, pages
 from palestra.view.access import API_PATHS, HEADERS, Access, AccessMiddleware, PageAccess, error_response, own_path
-from palestra.view.places import PLACES, mark_here
+from palestra.view.navigation import LINKS, mark_here
 from palestra.view.rendering import FOLDER, page_templates, render
 from palestra.view.rollouts import rollout_pages
 from palestra.view.runs.catalogue import Catalogue
@@ -33,7 +33,7 @@ PageContext = dict[str, object]
 
 def no_server(request: Request) -> PageContext:
     """What every template knows: links to the pages, whether a server is behind them, and who is logged in."""
-    return {"places": mark_here(request, PLACES), "has_server": False, "user": ""}
+    return {"nav_links": mark_here(request, LINKS), "has_server": False, "user": ""}
 
 
 @dataclass(frozen=True, slots=True)

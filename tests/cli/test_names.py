@@ -9,7 +9,7 @@ import pytest
 from tests.cli.tree import COMMANDS, GROUPS, TREE, options, palestra
 
 # An address or a key that is not a server's of ours: a model's, as NeMo Gym calls them, and our own for others to use.
-OTHER_ADDRESSES = {"--model-url", "--public-url", "--host"}
+OTHER_ADDRESSES = {"--endpoint-proxy", "--model-url", "--public-url", "--host"}
 OTHER_KEYS = {"--model-api-key", "--tls-key"}
 DEAD = "http://127.0.0.1:9"
 

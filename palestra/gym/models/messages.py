@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import orjson
 
-from palestra.gym.errors import BadRequest, Place
+from palestra.gym.errors import BadRequest, FieldPath
 from palestra.gym.wire import encoded
 from palestra.net.chat_apis.anthropic_format import STOP_REASONS, TOOL_CHOICES, new_message, tool_use
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -41,7 +41,7 @@ def as_responses(body: JsonMapping) -> tuple[JsonObject, JsonObject]:
     return params | _tools(body), {there: body[here] for here, there in BEYOND.items() if body.get(here) is not None}
 
 
-def _items(message: JsonMapping, place: Place) -> list[JsonObject]:
+def _items(message: JsonMapping, place: FieldPath) -> list[JsonObject]:
     """Returns items: text and images of a message together; calls, results and reasoning each by itself, in their
     order."""
     role, content = message["role"], message["content"]
@@ -67,7 +67,7 @@ def _items(message: JsonMapping, place: Place) -> list[JsonObject]:
     return items
 
 
-def _part(block: JsonMapping, place: Place) -> JsonObject | None:
+def _part(block: JsonMapping, place: FieldPath) -> JsonObject | None:
     if block["type"] == "text":
         return {"type": "input_text", "text": block["text"]}
     if block["type"] != "image":
@@ -84,7 +84,7 @@ def _part(block: JsonMapping, place: Place) -> JsonObject | None:
     }
 
 
-def _item(block: JsonMapping, place: Place) -> JsonObject:
+def _item(block: JsonMapping, place: FieldPath) -> JsonObject:
     match block["type"]:
         case "tool_use":
             arguments = encoded(block.get("input") or {}).decode()
@@ -100,7 +100,7 @@ def _item(block: JsonMapping, place: Place) -> JsonObject:
             raise BadRequest(place, f"a block of type {kind!r} is not supported", given=kind)
 
 
-def _text(content: Any, place: Place) -> str:
+def _text(content: Any, place: FieldPath) -> str:
     if isinstance(content, str):
         return content
     try:

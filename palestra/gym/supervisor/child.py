@@ -37,7 +37,7 @@ def log_to(folder: Path, name: str, report: Callable[[str], None]) -> Callable[[
     return written
 
 
-class Place(Protocol):
+class ProcessHost(Protocol):
     async def start(self, process: PlannedProcess, report: Report, on_line: Report) -> RunningProcess:
         """`report` gets notes for people, `on_line` what the process prints. Raises ServerStartError or NotPlaced."""
         ...

@@ -16,7 +16,7 @@ from pathlib import Path
 from palestra.gym.config import OurSettings, our_settings
 from palestra.gym.errors import ServerStartError, WrongServerSettings
 from palestra.gym.start import BAD_CODE, BAD_SETTINGS
-from palestra.gym.supervisor.child import Place, log_to
+from palestra.gym.supervisor.child import ProcessHost, log_to
 from palestra.gym.supervisor.plan import PlannedProcess
 from palestra.gym.supervisor.probes import NoAnswer, check_server
 from palestra.placement.process import NotPlaced, RunningProcess
@@ -52,7 +52,7 @@ class ProcessEnded:
 
 
 class ProcessKeeper:
-    def __init__(self, process: PlannedProcess, place: Place, report: Callable[[str], None]) -> None:
+    def __init__(self, process: PlannedProcess, host: ProcessHost, report: Callable[[str], None]) -> None:
         self.process = process
         self.settings: OurSettings = our_settings(process.config.settings)
         self.state = ProcessState.STARTING
@@ -60,7 +60,7 @@ class ProcessKeeper:
         self.started_at = time.time()
         self.child: RunningProcess | None = None
         self.is_ready = asyncio.Event()
-        self._place = place
+        self._host = host
         self._report = report
         self._healthy_at: float | None = None
         self._was_healthy = False
@@ -104,7 +104,7 @@ class ProcessKeeper:
     async def _live(self) -> ProcessEnded:
         """Runs one child, from its start to its end or to the moment it counts as hung."""
         try:
-            self.child = await self._place.start(self.process, self._report, self._child_report)
+            self.child = await self._host.start(self.process, self._report, self._child_report)
         except NotPlaced as error:
             return ProcessEnded(str(error), healthy_s=0.0)
         self.started_at = time.time()

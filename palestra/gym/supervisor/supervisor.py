@@ -23,7 +23,7 @@ from palestra.gym.config.settings import is_on_ray
 from palestra.gym.errors import GymConfigError, ServerStartError
 from palestra.gym.head import head_app, is_loopback
 from palestra.gym.records import GymConfig, ServerInstance
-from palestra.gym.supervisor.child import Place, ThisMachine
+from palestra.gym.supervisor.child import ProcessHost, ThisMachine
 from palestra.gym.supervisor.plan import processes
 from palestra.gym.supervisor.probes import wait_for_upstreams
 from palestra.gym.supervisor.process_keeper import ProcessKeeper, ProcessState
@@ -60,8 +60,8 @@ class Supervisor:
     async def __aenter__(self) -> Self:
         async with self._stack as stack:
             await self._start_head(stack)
-            place = await self._place(stack)
-            self._keepers = [ProcessKeeper(one, place, self._report) for one in processes(self.config, self._ports)]
+            host = await self._host(stack)
+            self._keepers = [ProcessKeeper(one, host, self._report) for one in processes(self.config, self._ports)]
             stack.push_async_callback(self._end_all)
             self._tasks = [asyncio.create_task(one.keep(), name=f"keep-{one.name}") for one in self._keepers]
             self._stack = stack.pop_all()
@@ -96,7 +96,7 @@ class Supervisor:
     def is_healthy(self) -> bool:
         return self._is_ready and all(keeper.state is ProcessState.HEALTHY for keeper in self._keepers)
 
-    async def _place(self, stack: AsyncExitStack) -> Place:
+    async def _host(self, stack: AsyncExitStack) -> ProcessHost:
         if is_on_ray(self.config.settings):
             try:
                 from palestra.gym.supervisor.ray_nodes import RayNodes

@@ -11,14 +11,14 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.detokenizer import token_ranges
 from palestra.types.rollouts import LARGEST_REWARD, SpanReward
 
-Place = Annotated[int, Meta(ge=0)]
+Offset = Annotated[int, Meta(ge=0)]
 
 
 class CharSpan(Struct, frozen=True):
     """A part of what the policy said, in characters, and its reward."""
 
-    start: Place
-    end: Place
+    start: Offset
+    end: Offset
     reward: Annotated[float, Meta(ge=-LARGEST_REWARD, le=LARGEST_REWARD)]
 
 

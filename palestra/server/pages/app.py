@@ -27,13 +27,13 @@ from palestra.store.records import Rights
 from palestra.view.access import own_path
 from palestra.view.api import get_catalogue
 from palestra.view.app import Extension, PageContext, create_app, show_error
-from palestra.view.places import mark_here
+from palestra.view.navigation import mark_here
 from palestra.view.runs.catalogue import Catalogue
 from palestra.view.tasks.platform_routes import get_player
 
 FOLDER = Path(__file__).parent
 EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
-PLACES = (
+LINKS = (
     ("Runs", "", ADMINS),
     ("Sweeps", "sweeps", ADMINS),
     ("Server", "server", EVERYBODY),
@@ -85,10 +85,10 @@ def _player(caller: TrainerNow) -> str:
 
 def _context(request: Request) -> PageContext:
     caller: Caller | None = request.scope.get(CALLER)
-    theirs = [(title, path) for title, path, rights in PLACES if caller is not None and caller.right in rights]
-    places = mark_here(request, theirs)
+    theirs = [(title, path) for title, path, rights in LINKS if caller is not None and caller.right in rights]
+    links = mark_here(request, theirs)
     return {
-        "places": places,
+        "nav_links": links,
         "has_server": True,
         "user": caller.key.name if caller is not None and caller.key is not None else "",
     }

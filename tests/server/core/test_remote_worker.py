@@ -23,9 +23,9 @@ from palestra import __version__
 from palestra.server.core.workers.files import WorkerFiles
 from palestra.server.core.workers.link import WorkerFrame, WorkerLink
 from palestra.server.core.workers.link_security import LinkNetwork
-from palestra.server.core.workers.places import LocalPlace, LocalWorker, environment_of
 from palestra.server.core.workers.supervisor import RemoteWorker, WorkerSupervisor, known_facts
 from palestra.server.core.workers.watchdog import RestartReason, WatchdogTimeouts
+from palestra.server.core.workers.worker_hosts import LocalHost, LocalWorker, environment_of
 from palestra.types import AdamParams, Datum, LoraConfig, TensorData
 from palestra.types.engine import (
     CreateModel,
@@ -64,8 +64,8 @@ time.monotonic = lambda: since() + 1e6 + days * 10_000
 """Clocks of the machines: the first is ahead of the server by three months, the second behind."""
 
 
-class OtherMachine(LocalPlace):
-    """A place whose processes know nothing but what they are sent, and a folder of their own."""
+class OtherMachine(LocalHost):
+    """A host whose processes know nothing but what they are sent, and a folder of their own."""
 
     def __init__(self, network: LinkNetwork, folder: Path):
         super().__init__()
@@ -131,7 +131,7 @@ class Machines:
         self.server, self.node, self.heard = folder / "server", folder / "node", Everything()
         self.network = LinkNetwork("127.0.0.1", "secret")
         folder.mkdir(exist_ok=True)
-        self.place = OtherMachine(self.network, folder)
+        self.host = OtherMachine(self.network, folder)
         state, security = self.server / "worker-w", self.network.security("w")
         state.mkdir(parents=True, exist_ok=True)
         if known := known_facts(state):
@@ -159,7 +159,7 @@ class Machines:
             log_file=folder / "worker.log",
             patience=WatchdogTimeouts(0, 0, 0),
             write_wait_s=1,
-            remote=RemoteWorker(self.place, security, files),
+            remote=RemoteWorker(self.host, security, files),
         )
         self._seq = -1
 
@@ -185,7 +185,7 @@ class Machines:
         lives = len(self.heard.hellos)
         os.kill(self.heard.hellos[-1].pid, 9)
         shutil.rmtree(self.node)
-        self.place.number += 1
+        self.host.number += 1
         await self.heard.until(lambda: len(self.heard.hellos) > lives)
 
 
@@ -269,11 +269,11 @@ def test_ranks_that_meet_over_the_network_have_the_bits_of_one_process(tmp_path:
             await machines.train(Pass(data=a_pass().data * 5, loss="cross_entropy"))
             await machines.train(STEP)
         await machines.train(SaveWeights(folder=str(saved), optimizer=True))
-        if followers := list(machines.place.followers):
+        if followers := list(machines.host.followers):
             await machines.lose_node()  # rank 0 alone: the others notice
             assert [follower.wait(WAIT_S) for follower in followers] == [0]
         await machines.handle.stop()
-        for follower in machines.place.followers:
+        for follower in machines.host.followers:
             assert follower.wait(WAIT_S) == 0
         machines.network.close()
         return bits(saved / "adapter_model.safetensors")

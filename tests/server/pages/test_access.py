@@ -118,19 +118,19 @@ def test_no_route_of_the_runs_is_open_to_trainers(open_browser):
 
 
 @pytest.mark.parametrize(
-    ("name", "places"),
+    ("name", "links"),
     [
         ("carol", ["Runs", "Sweeps", "Server", "Episodes", "Playground", "Platform", "Gym", "Owners", "Keys"]),
         ("alice", ["Server", "Episodes", "Playground", "Platform", "Owners"]),
         ("prometheus", ["Server", "Owners"]),
     ],
 )
-def test_links_lead_where_a_key_may_go(open_browser, name, places):
+def test_links_lead_where_a_key_may_go(open_browser, name, links):
     browser = open_browser(name)
     page = browser.get("/server").text
-    found = re.search(r'<nav class="places".*?</nav>', page, re.DOTALL)
+    found = re.search(r'<nav class="nav-links".*?</nav>', page, re.DOTALL)
     assert found is not None
-    assert re.findall(r">(\w+)</a>", found[0]) == places
+    assert re.findall(r">(\w+)</a>", found[0]) == links
     for path in re.findall(r'href="\./(\w*)"', found[0]):
         assert browser.get(f"/{path}").status_code == 200
 

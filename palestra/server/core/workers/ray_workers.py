@@ -19,7 +19,7 @@ from palestra.config.serve import ModelConfig, RayConfig, ServeConfig
 from palestra.placement.ray_cluster import ClusterNode, cluster_nodes, connect, disconnect, own_address
 from palestra.server.core.workers.files import WorkerFiles
 from palestra.server.core.workers.link_security import LinkNetwork
-from palestra.server.core.workers.ray_place import RayPlace
+from palestra.server.core.workers.ray_host import RayHost
 from palestra.server.core.workers.supervisor import RemoteWorker, WorkerError, known_facts
 from palestra.types.engine import WorkerConfig
 from palestra.util.hugging_face import hub_id_of
@@ -78,6 +78,6 @@ class RayWorkers:
             **({"GPU": 1.0} if is_on_gpu else {}),
             **self._ray.resources,
         }
-        place = RayPlace(name, self._ray, self._network, [needs] * ranks)
+        host = RayHost(name, self._ray, self._network, [needs] * ranks)
         files = WorkerFiles(folder, model.path, self._config.checkpoint_folder)
-        return config, RemoteWorker(place, security, files)
+        return config, RemoteWorker(host, security, files)

@@ -26,8 +26,8 @@ from palestra.server.core.background import Background
 from palestra.server.core.workers.files import WorkerFiles
 from palestra.server.core.workers.link import WorkerFrame, WorkerLink
 from palestra.server.core.workers.link_security import LinkSecurity
-from palestra.server.core.workers.places import LocalPlace, RunningWorker, WorkerPlace
 from palestra.server.core.workers.watchdog import RestartReason, Watchdog, WatchdogTimeouts
+from palestra.server.core.workers.worker_hosts import LocalHost, RunningWorker, WorkerHost
 from palestra.store.write_failures import WriteFailures
 from palestra.types.engine import (
     DropFiles,
@@ -85,7 +85,7 @@ class WorkerListener(Protocol):
 class RemoteWorker:
     """What a worker on another machine has beside those on this one."""
 
-    place: WorkerPlace
+    host: WorkerHost
     security: LinkSecurity
     files: WorkerFiles
 
@@ -101,12 +101,12 @@ class WorkerSupervisor:
         patience: WatchdogTimeouts,
         write_wait_s: float,
         remote: RemoteWorker | None = None,
-        place: LocalPlace | None = None,
+        host: LocalHost | None = None,
     ):
-        """`remote`: of a worker that runs on another machine. `place`: with a process that has loaded the model."""
+        """`remote`: of a worker that runs on another machine. `host`: with a process that has loaded the model."""
         self.name, self.config, self.listener = name, config, listener
         self.link = WorkerLink(config.address, None if remote is None else remote.security)
-        self._place: WorkerPlace = (place or LocalPlace()) if remote is None else remote.place
+        self._host: WorkerHost = (host or LocalHost()) if remote is None else remote.host
         self._files = None if remote is None else remote.files
         self._file_work = Background()
         self.card: ModelCard | None = None
@@ -167,7 +167,7 @@ class WorkerSupervisor:
     async def end_earlier(self) -> None:
         """Ends the worker of an earlier server, if it lives: its models are not the newest."""
         known = known_facts(self.folder)
-        self._running = None if known is None else await self._place.find(known, self._log_file)
+        self._running = None if known is None else await self._host.find(known, self._log_file)
         if self._running is not None:
             self._kill()
             await self._exited()
@@ -184,7 +184,7 @@ class WorkerSupervisor:
             log.warning("worker did not stop in time", worker=self.name, pid=self._pid)
             self._kill()
         await self.abandon()
-        await self._place.close()
+        await self._host.close()
         self._facts_file.unlink(missing_ok=True)
 
     async def abandon(self) -> None:
@@ -261,7 +261,7 @@ class WorkerSupervisor:
         known = known_facts(self.folder)
         if known is None:
             return False
-        self._running = await self._place.find(known, self._log_file)
+        self._running = await self._host.find(known, self._log_file)
         if self._running is None:
             return False
         self._life, self.is_adopted = known.get("life", ""), True
@@ -286,7 +286,7 @@ class WorkerSupervisor:
             self._log_start = out.tell()
         life = self._life = uuid.uuid4().hex  # from now on, an earlier one is not listened to
         self._worker_id = ""
-        running = await self._place.start(msgspec.structs.replace(self.config, life=life), self._log_file)
+        running = await self._host.start(msgspec.structs.replace(self.config, life=life), self._log_file)
         try:
             facts = {**running.facts, "life": life, "version": __version__, "config": self._plain_config}
             with replacing(self._facts_file) as file:
@@ -338,7 +338,7 @@ class WorkerSupervisor:
 
     async def _move(self) -> None:
         """Ends the worker in order when its node is being emptied; it is started elsewhere."""
-        await self._place.wait_until_draining()
+        await self._host.wait_until_draining()
         if self._running is not None and not self._stopping:
             log.info("the worker leaves its node, which is being drained", worker=self.name, nodes=self.where)
             self._ending = RestartReason.MOVED

@@ -10,9 +10,9 @@ from typing import Any
 
 from palestra.chat.responses_input import (
     ChatDialect,
+    FieldPath,
     ItemError,
-    Place,
-    PlacedMessage,
+    LocatedMessage,
     chat_format,
     chat_messages,
     chat_tool_choice,
@@ -112,7 +112,7 @@ def read_input(
     given: str | Sequence[JsonObject], instructions: str | None, history: Sequence[JsonObject] = ()
 ) -> MessageOrigins:
     """`history`: messages before the input."""
-    before = [PlacedMessage(message, ("previous_response_id",)) for message in history]
+    before = [LocatedMessage(message, ("previous_response_id",)) for message in history]
     with _refusing_items():
         found = chat_messages(given, instructions, ChatDialect.OURS, before=before)
     return MessageOrigins([one.message for one in found], [_written(one.place) for one in found])
@@ -128,7 +128,7 @@ def _refusing_items() -> Iterator[None]:
         raise invalid(place, f"{place}: {error}", code="unsupported" if error.is_unsupported else None) from None
 
 
-def _written(place: Place) -> str:
+def _written(place: FieldPath) -> str:
     """Formats a place, e.g. `input[3].content[0]`."""
     return "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place).removeprefix(".")
 

@@ -1,4 +1,4 @@
-"""Where the processes of workers run: on this machine, or elsewhere (`ray_place`).
+"""Where the processes of workers run: on this machine, or elsewhere (`ray_host`).
 
 Owns: starting them here, finding those that an earlier server has started. Never touches: what they say, restarts.
 """
@@ -63,7 +63,7 @@ class RunningWorker(Protocol):
         ...
 
 
-class WorkerPlace(Protocol):
+class WorkerHost(Protocol):
     async def start(self, config: WorkerConfig, log_file: Path) -> RunningWorker:
         """Starts a worker, whose output goes to the log file. Raises OSError or NotPlaced, after which another try may
         succeed."""
@@ -83,7 +83,7 @@ class WorkerPlace(Protocol):
 
 
 def start_here(config: WorkerConfig, log_file: Path, *, token: str = "") -> LocalWorker:
-    """Starts a worker on this machine. With a token it loads its model and waits until `LocalPlace` goes on with it."""
+    """Starts a worker on this machine. With a token it loads its model and waits until `LocalHost` goes on with it."""
     environment = os.environ | environment_of(config)
     if token:
         environment[PRELOAD] = f"{os.getpid()} {token}"
@@ -143,7 +143,7 @@ class LocalWorker:
             os.kill(self.pid, number)
 
 
-class LocalPlace:
+class LocalHost:
     def __init__(self) -> None:
         self._preloaded: LocalWorker | None = None
         """A process that has loaded the model already, for the first start."""

@@ -31,7 +31,7 @@ from palestra.placement.node_process import NodeProcess, RemoteProcess, kill_act
 from palestra.placement.process import NotPlaced
 from palestra.placement.ray_cluster import NAMESPACE, cluster_nodes, draining_nodes
 from palestra.server.core.workers.link_security import LinkNetwork
-from palestra.server.core.workers.places import LocalPlace, RunningWorker, environment_of
+from palestra.server.core.workers.worker_hosts import LocalHost, RunningWorker, environment_of
 from palestra.types.engine import RanksMeeting, WorkerConfig
 from palestra.util.json_types import JsonObject
 from palestra.util.log_files import open_log
@@ -122,7 +122,7 @@ class RayWorker:
             self._out.flush()
 
 
-class RayPlace:
+class RayHost:
     def __init__(self, name: str, config: RayConfig, network: LinkNetwork, needs: list[Mapping[str, float]]):
         """`name` is the worker's in the whole cluster; `needs`: resources of each rank."""
         self.name, self._config, self._network, self._needs = name, config, network, needs
@@ -173,7 +173,7 @@ class RayPlace:
         """The nodes of an earlier server's worker are used again in any case, if they are there."""
         slot_id, life = known.get("slot"), known.get("life")
         if not slot_id or not life:
-            return await LocalPlace().find(known, log_file)  # of a server without Ray: it is replaced
+            return await LocalHost().find(known, log_file)  # of a server without Ray: it is replaced
         try:
             actors = [
                 await asyncio.to_thread(ray.get_actor, _actor_name(slot_id, rank), NAMESPACE)
