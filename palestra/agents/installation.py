@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from palestra.agents.named import UnknownAgentProgram
+from palestra.agents.registry import UnknownAgentProgram
 from palestra.sandbox.spec import OWN_FOLDERS
 
 SEEN = (Path("/usr"), Path("/bin"), Path("/lib"))

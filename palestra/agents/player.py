@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 
 from palestra.agents.endings import AgentEnding, AgentRun, attempt_of
 from palestra.agents.installation import Installation, find_installation
-from palestra.agents.named import find_agent
 from palestra.agents.program import AgentTask
 from palestra.agents.records import PATCH, VERIFIER, EpisodeRecord
+from palestra.agents.registry import find_agent
 from palestra.coding import CodingTask, CodingVerdict, TaskError, VerifierError, diff, prepare, task_spec, verify
 from palestra.config.agents import AgentConfig
 from palestra.episodes import (

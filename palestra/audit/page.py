@@ -10,7 +10,7 @@ from html import escape
 
 from palestra.audit.findings import AuditFinding
 from palestra.audit.report import AuditReport, ProbeSummary
-from palestra.audit.words import headline, number, remark_lines, where
+from palestra.audit.report_lines import headline, number, remark_lines, where
 
 STYLE = """
 :root { color-scheme: light dark; --line: #8884; --error: #c62828; --warning: #b26a00; --fine: #2e7d32; }

@@ -27,7 +27,7 @@ from palestra.config.errors import ConfigError
 from palestra.config.load import read_file
 from palestra.environments.platform import APPS
 from palestra.environments.registry import registry
-from palestra.evaluation.named import GYM, entry_named, gym_entries
+from palestra.evaluation.targets import GYM, entry_named, gym_entries
 from palestra.gym.records import ServerKind
 from palestra.gym.search_folders import find_below, search_roots
 from palestra.types.rollouts import CODING

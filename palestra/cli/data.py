@@ -70,7 +70,7 @@ def check(
         print_json({"ok": True, **_facts(survey)})
         return
     click.echo(f"{source}: {survey.rows} rows of {survey.kind}, all of them good")
-    for line in _limit_words(survey, max_length):
+    for line in _limit_lines(survey, max_length):
         click.echo(line)
 
 
@@ -106,7 +106,7 @@ def stats(source: str, kind: str | None, model: str | None, max_length: int | No
         rows = [[name, *(f"{summary[column]:.0f}" for column in columns)] for name, summary in summaries.items()]
         print_table([["tokens", *columns], *rows])
         click.echo(f"the longest row is {survey.longest}")
-    for line in _limit_words(survey, max_length):
+    for line in _limit_lines(survey, max_length):
         click.echo(line)
 
 
@@ -186,10 +186,10 @@ def _data_errors(as_json: bool) -> Iterator[None]:
         if as_json:
             print_json(_error_facts(error))
             raise SystemExit(code) from None
-        raise fail(_error_words(error), code) from None
+        raise fail(_error_text(error), code) from None
 
 
-def _error_words(error: DatasetError) -> str:
+def _error_text(error: DatasetError) -> str:
     return error.problem if error.place is None else f"{error.place.short}: {error.problem}"
 
 
@@ -234,7 +234,7 @@ def _list_bad_rows(source: str, kind: str | None, tokenizer: ChatTokenizer | Non
     if as_json and found:
         print_json({"ok": False, "errors": [_error_facts(error) for error in found]})
     for error in found if not as_json else ():
-        click.echo(f"error: {_error_words(error)}", err=True)
+        click.echo(f"error: {_error_text(error)}", err=True)
     if found:
         raise SystemExit(FAILED)
 
@@ -254,7 +254,7 @@ def _facts(survey: DatasetSurvey) -> JsonObject:
     }
 
 
-def _limit_words(survey: DatasetSurvey, limit: int | None) -> Iterator[str]:
+def _limit_lines(survey: DatasetSurvey, limit: int | None) -> Iterator[str]:
     if survey.cut and limit:
         yield f"{survey.cut} rows are longer than {limit} tokens and lose their end"
     if survey.empty:

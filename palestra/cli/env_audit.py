@@ -184,7 +184,7 @@ def _audited(target: AuditTarget, settings: AuditSettings, sandbox: str) -> Audi
 
 
 def _print(report: AuditReport) -> None:
-    from palestra.audit.words import finding_lines, headline, probe_table, remark_lines, verdict_line
+    from palestra.audit.report_lines import finding_lines, headline, probe_table, remark_lines, verdict_line
 
     click.echo(headline(report))
     print_table(probe_table(report))

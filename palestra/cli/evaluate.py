@@ -101,8 +101,8 @@ def evaluate(
         from palestra.config import ConfigError
         from palestra.endpoints.models import check_name
         from palestra.environments import TaskFileError
-        from palestra.evaluation.named import default_agent, folder_names
         from palestra.evaluation.run import check_tasks, model_place, open_environments
+        from palestra.evaluation.targets import default_agent, folder_names
         from palestra.rollouts.sources import RolloutSourceError
         from palestra.runs.reader import RunError
     is_named = any(text.startswith("agent.command=") for text in overrides)
@@ -148,7 +148,7 @@ def _load(
     names: list[str], overrides: list[str], resume: str | None, data: tuple[str, ...], graders: tuple[str, ...]
 ) -> EvaluationConfig:
     from palestra.config.evaluate import load_evaluation_config
-    from palestra.evaluation.named import benchmark_defaults, entries_named
+    from palestra.evaluation.targets import benchmark_defaults, entries_named
     from palestra.runs.control import saved_to_resume
     from palestra.runs.reader import RunError
 

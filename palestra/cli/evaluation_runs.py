@@ -34,7 +34,7 @@ def run_all(evaluations: list[tuple[EvaluationConfig, RunFolder]], key: str | No
         scored.append(ScoredModel(model=config.model, folder=str(folder.path), scores=scores))
         results.append({"model": config.model, "folder": str(folder.path), "metrics": outcome})
         if not as_json:
-            click.echo(_closing_words(folder, outcome))
+            click.echo(_closing_text(folder, outcome))
         if (failed := outcome["eval/failed_share"]) > config.max_failed:
             allowed = f"{config.max_failed:.1%} are allowed (--max-failed)"
             click.echo(f"error: {failed:.1%} of the rollouts failed, {allowed}; {again}", err=True)
@@ -74,7 +74,7 @@ def _run(config: EvaluationConfig, folder: RunFolder, key: str | None, as_json: 
         return UNREACHABLE if isinstance(error, ConnectionError) else FAILED
 
 
-def _closing_words(folder: RunFolder, metrics: JsonObject) -> str:
+def _closing_text(folder: RunFolder, metrics: JsonObject) -> str:
     played, failed = round(metrics["eval/rollouts"]), round(metrics["eval/failed_share"] * metrics["eval/rollouts"])
     lines = [f"{played} rollouts of {metrics['eval/tasks']:.0f} tasks in {folder.path}, {failed} failed"]
     if "eval/success" in metrics:

@@ -149,7 +149,7 @@ def run(
             listener = shown if last is None else StopAfter(shown, folder, last)
             summary = asyncio.run(until_stopped(train(config, folder, listener), with_parent))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        click.echo(f"stopped; {saved_words(folder)}; {again}", err=True)
+        click.echo(f"stopped; {saved_text(folder)}; {again}", err=True)
         return INTERRUPTED
     except RUN_ERRORS as error:
         click.echo(f"error: {error}\n{again}", err=True)
@@ -157,11 +157,11 @@ def run(
     if display != "json" and last is None:
         for text in last_warnings(folder):
             click.echo(f"warning: {text}")
-        click.echo(closing_words(folder, summary))
+        click.echo(closing_text(folder, summary))
     return 0
 
 
-def saved_words(folder: RunFolder) -> str:
+def saved_text(folder: RunFolder) -> str:
     """The step after which a resumed run goes on."""
     from palestra.runs.run_state import StateError
     from palestra.training.run_checkpoints import RunCheckpoints
@@ -186,14 +186,14 @@ async def until_stopped(work: Coroutine[Any, Any, R], with_parent: bool) -> R:
     return await work
 
 
-def closing_words(folder: RunFolder, summary: JsonObject) -> str:
+def closing_text(folder: RunFolder, summary: JsonObject) -> str:
     last = summary["last"]
     names = ("reward/mean", "eval/success", "loss/mean", "kl/teacher")
     figures = [f"{name} {last[name]:.3f}" for name in names if name in last]
     return (
         f"{summary['status']} after step {summary['last_step']} and {summary['seconds']:.0f} s: {', '.join(figures)}\n"
         f"everything is in {folder.path}; to look: palestra run show {short_name(folder)}, "
-        f"or in the browser: {view_command(folder)}{selection_words(folder, summary)}"
+        f"or in the browser: {view_command(folder)}{selection_line(folder, summary)}"
     )
 
 
@@ -206,7 +206,7 @@ def last_warnings(folder: RunFolder) -> list[str]:
     return [one.observation for one in found]
 
 
-def selection_words(folder: RunFolder, summary: JsonObject) -> str:
+def selection_line(folder: RunFolder, summary: JsonObject) -> str:
     """The last line, about the checkpoint that the run's name and alias mean from now on."""
     if (selected := summary.get("selected")) is None:
         return ""

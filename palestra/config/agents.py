@@ -12,14 +12,14 @@ Worth = Literal["verify", "error"] | FiniteFloat
 """What an ending is worth: what the verifier says of the work; nothing that could be learned from; or a reward."""
 
 
-def _words(given: object) -> object:
+def _as_list(given: object) -> object:
     return [given] if isinstance(given, str) else given
 
 
 class AgentConfig(Config):
     """Which agent plays, how, and what its endings are worth. See docs/agents.md."""
 
-    command: Annotated[list[str], BeforeValidator(_words)] = Field(default=["shell"], min_length=1)
+    command: Annotated[list[str], BeforeValidator(_as_list)] = Field(default=["shell"], min_length=1)
     """Name of an agent (claude, codex, opencode, qwen, mini, shell) and further arguments for it; or a command, which
     gets PROMPT, MODEL and the address and key of its model as variables."""
     concurrency: NonNegativeInt = 4

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from msgspec.structs import replace
 
 from palestra.environments.errors import TaskFileError, UnknownEnvironment
-from palestra.environments.guarded_calls import place_of, words
+from palestra.environments.guarded_calls import error_text, place_of
 from palestra.environments.gym.rows import gym_tasks
 from palestra.environments.registry import EnvConfig, EnvSpec, spec
 from palestra.environments.session import Deferred, EnvSession
@@ -120,7 +120,7 @@ class EnvironmentSet:
         try:
             return numbers_of(aggregate([dict(one) for one in metrics]))
         except (Exception, SystemExit) as error:
-            log.warning("%s.aggregate_metrics raised %s; means are used instead", environment, words(error))
+            log.warning("%s.aggregate_metrics raised %s; means are used instead", environment, error_text(error))
             return mean_of_numbers(metrics)
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ def _tasks(known: _Known, split: Split) -> Sequence[Task]:
     except TaskFileError:
         raise
     except (Exception, SystemExit) as error:
-        raised = f"{words(error)}{place_of(error, __file__)}"
+        raised = f"{error_text(error)}{place_of(error, __file__)}"
         raise TaskFileError(f"environment {entry.name!r}: tasks({split!r}) raised {raised}") from error
 
 

@@ -36,7 +36,7 @@ class GuardedCaller:
                 raise
             raise EnvironmentFailure(f"{where} was cancelled from within") from error
         except (Exception, SystemExit) as error:
-            raise EnvironmentFailure(f"{where} raised {words(error)}") from error
+            raise EnvironmentFailure(f"{where} raised {error_text(error)}") from error
 
     async def _in_task(self, where: str, method: Callable[..., Any], *args: object) -> object:
         """Calls in the caller's own task: what an environment opens in one call it may have to close in the same
@@ -63,7 +63,7 @@ class GuardedCaller:
             if not waiter.done():
                 waiter.cancel()  # this also abandons the thread
         if call.error is not None:
-            raise EnvironmentFailure(f"{where} raised {words(call.error)}") from call.error
+            raise EnvironmentFailure(f"{where} raised {error_text(call.error)}") from call.error
         return call.result
 
     def _too_late(self, where: str) -> EnvironmentTimeout:
@@ -91,7 +91,7 @@ class _ThreadCall:
         return timeout_s if self._started_s is None else self._started_s + timeout_s - time.monotonic()
 
 
-def words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Returns the error's text on one line, of limited length, even if the exception's `__str__` fails."""
     try:
         said = " ".join(str(error).split())

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from palestra.environments.guarded_calls import place_of, words
+from palestra.environments.guarded_calls import error_text, place_of
 from palestra.util.suggest import nearest
 
 
@@ -31,7 +31,9 @@ def import_named(path: str, kind: Literal["class", "function"]) -> Callable[...,
             f"no module {error.name!r} here\n  its folder should be the current one, or in PYTHONPATH"
         ) from error
     except (Exception, SystemExit) as error:
-        raise NamedImportError(f"importing {module_name} raised {words(error)}{place_of(error, __file__)}") from error
+        raise NamedImportError(
+            f"importing {module_name} raised {error_text(error)}{place_of(error, __file__)}"
+        ) from error
     found = getattr(module, attribute, None)
     if not callable(found):
         file = getattr(module, "__file__", None) or module_name  # a folder without __init__.py has none

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from palestra.environments.errors import EnvironmentFailure
-from palestra.environments.guarded_calls import GuardedCaller, words
+from palestra.environments.guarded_calls import GuardedCaller, error_text
 from palestra.environments.snapshots import NotCopyable, WorldSnapshot, check_copyable, copied
 from palestra.environments.step_results import (
     StepResult,
@@ -140,7 +140,7 @@ class EnvSession:
         except Exception as error:  # boundary: the environment's own code; metrics are not worth losing a rollout
             if self._name not in _without_metrics:
                 _without_metrics.add(self._name)
-                log.warning("no metrics: %s (reported once for %s)", words(error), self._name)
+                log.warning("no metrics: %s (reported once for %s)", error_text(error), self._name)
             return {}
 
     async def verdict(self) -> JsonObject:
@@ -151,7 +151,7 @@ class EnvSession:
         try:
             return verdict_of(await self._call("get_verdict"))
         except Exception as error:  # boundary: the environment's own code; a verdict is not worth losing a rollout
-            return {"error": f"the verdict cannot be read: {words(error)}"}
+            return {"error": f"the verdict cannot be read: {error_text(error)}"}
 
     def tools(self) -> list[JsonObject]:
         """Returns the tools that the environment offers, in OpenAI's format: its `tools`, or those of its tool groups.
@@ -170,7 +170,9 @@ class EnvSession:
         try:
             return copy.deepcopy(prompt)
         except Exception as error:  # boundary: the environment's own objects
-            raise EnvironmentFailure(f"{self._name}: the task's prompt cannot be copied: {words(error)}") from error
+            raise EnvironmentFailure(
+                f"{self._name}: the task's prompt cannot be copied: {error_text(error)}"
+            ) from error
 
     async def _make(self, deferred: Deferred) -> object:
         async def in_this_thread() -> object:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct, field
 
 from palestra.environments.errors import EnvironmentFailure
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonObject
 
@@ -92,7 +92,7 @@ def _messages(found: object, where: str) -> list[Message]:
     except EnvironmentFailure:
         raise
     except Exception as error:  # boundary: a generator's own error, or a value that contains itself
-        raise EnvironmentFailure(f"{where} returned messages that cannot be read: {words(error)}") from error
+        raise EnvironmentFailure(f"{where} returned messages that cannot be read: {error_text(error)}") from error
 
 
 def _message(found: object, where: str) -> Message:

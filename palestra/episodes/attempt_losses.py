@@ -36,7 +36,7 @@ def lose_stale(state: BoardState, run: BoardRun, now: float) -> None:
     for episode in sorted(run.leased.values(), key=lambda episode: (episode.group.serial, episode.index)):
         # Parking one episode may end its group, and with it the leases of the others.
         if episode.state is EpisodeState.LEASED and is_stale(run, episode, run.version):
-            lose(state, episode, "stale_weights", stale_words(run, episode, run.version), now)
+            lose(state, episode, "stale_weights", stale_reason(run, episode, run.version), now)
 
 
 def deadline_passed(state: BoardState, group: BoardGroup, now: float) -> None:
@@ -66,7 +66,7 @@ def is_stale(run: BoardRun, episode: BoardEpisode, version: int) -> bool:
     return lag is not None and episode.oldest_version is not None and version - episode.oldest_version > lag
 
 
-def stale_words(run: BoardRun, episode: BoardEpisode, version: int) -> str:
+def stale_reason(run: BoardRun, episode: BoardEpisode, version: int) -> str:
     return (
         f"a call was answered by version {episode.oldest_version}, the newest is {version},"
         f" and run {run.name} allows {allowed_lag(run)} between them"

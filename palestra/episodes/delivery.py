@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from palestra.episodes import validation
-from palestra.episodes.attempt_losses import is_stale, stale_words
+from palestra.episodes.attempt_losses import is_stale, stale_reason
 from palestra.episodes.errors import BoardError
 from palestra.episodes.groups import tombstone_name
 from palestra.episodes.records import BoardGroup, BoardRun
@@ -76,7 +76,7 @@ def _leave_out_stale(state: BoardState, group: BoardGroup, version: int, now: fl
         return
     for episode in group.members:
         if episode.state is EpisodeState.ENDED and is_stale(group.run, episode, version):
-            state.note_loss(episode, f"stale_weights: {stale_words(group.run, episode, version)}", now)
+            state.note_loss(episode, f"stale_weights: {stale_reason(group.run, episode, version)}", now)
             state.move(episode, EpisodeState.PARKED)
             state.outbox.group(group)
     least = group.min_size if group.spec.on_loss is OnLoss.SHRINK else group.spec.size

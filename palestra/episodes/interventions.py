@@ -26,16 +26,16 @@ def cancel_group(state: BoardState, group: BoardGroup, reason: str, now: float) 
     not change."""
     if group.state is not GroupState.OPEN:
         return 0
-    words = _words(reason)
+    why = _reason_text(reason)
     members = [member for member in group.members if member.state in (*PLAYING, S.PARKED)]
-    count = sum([_cancel(state, member, words, now) for member in members])
-    groups.drop(state, group, f"cancelled: {words}", now)
+    count = sum([_cancel(state, member, why, now) for member in members])
+    groups.drop(state, group, f"cancelled: {why}", now)
     return count
 
 
 def cancel_episodes(state: BoardState, episodes: Sequence[BoardEpisode], reason: str, now: float) -> int:
-    words, known = _words(reason), [episode for episode in episodes if episode.episode_id in state.episodes]
-    count = sum([_cancel(state, episode, words, now) for episode in known])
+    why, known = _reason_text(reason), [episode for episode in episodes if episode.episode_id in state.episodes]
+    count = sum([_cancel(state, episode, why, now) for episode in known])
     for group in {episode.group: None for episode in known}:
         groups.settle(state, group, now, why="cancelled")
     return count
@@ -58,15 +58,15 @@ def requeue(state: BoardState, owner: str, episode_ids: Sequence[str], now: floa
     return len(episodes)
 
 
-def _words(reason: str) -> str:
+def _reason_text(reason: str) -> str:
     return validation.clean_reason(reason) or "by its trainer"
 
 
-def _cancel(state: BoardState, episode: BoardEpisode, words: str, now: float) -> bool:
+def _cancel(state: BoardState, episode: BoardEpisode, why: str, now: float) -> bool:
     """Cancels an episode; returns whether there was anything left to cancel."""
     if episode.state in (S.ENDED, S.CANCELLED):
         return False
-    groups.cancel(state, episode, words, now)
+    groups.cancel(state, episode, why, now)
     return True
 
 

@@ -12,7 +12,7 @@ from palestra.environments.benchmarks.catalogue import BENCHMARKS, Benchmark
 from palestra.environments.benchmarks.files import data_files
 from palestra.environments.benchmarks.grader_python import grader_python
 from palestra.environments.errors import TaskFileError
-from palestra.evaluation.named import benchmark_folder
+from palestra.evaluation.targets import benchmark_folder
 from palestra.types.rollouts import CODING
 
 

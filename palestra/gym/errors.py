@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from palestra.environments.gym.errors import GymError
-from palestra.types.gym_failures import FailureClass, RowFailure, is_refusal, plain_words
+from palestra.types.gym_failures import FailureClass, RowFailure, error_text, is_refusal
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 WRONG_REQUEST = frozenset({400, 413, 422})
@@ -40,7 +40,7 @@ class PeerFailed(GymError):
         if kind is None:
             self.failure = answer_failure(name, path, status, body)
         else:
-            self.failure = RowFailure.of(kind, f"{name}{path} answered {status}: {plain_words(body)}", status)
+            self.failure = RowFailure.of(kind, f"{name}{path} answered {status}: {error_text(body)}", status)
         super().__init__(self.failure.reason)
         self.name = name
         self.status = status

@@ -26,7 +26,7 @@ from palestra.gym.servers.resources import RESERVED, ResourcesServer
 from palestra.gym.testing import opened
 from palestra.gym.venvs import interpreter_for
 from palestra.types.gym import PARAMS
-from palestra.types.gym_failures import plain_words
+from palestra.types.gym_failures import error_text
 from palestra.util.json_types import JsonObject
 
 SKELETON = Path(__file__).parent / "skeleton"
@@ -158,7 +158,7 @@ def _begin_all(server_class: type[ResourcesServer], settings: JsonObject, rows: 
         for where, row in rows.items():
             answer = server.caller().post(path, row)
             if not answer.is_ok:
-                raise GymConfigError(f"{where}: {path} answered {answer.status}: {plain_words(answer.raw())}")
+                raise GymConfigError(f"{where}: {path} answered {answer.status}: {error_text(answer.raw())}")
 
 
 def _instance(folder: Path) -> ServerInstance:

@@ -1,12 +1,10 @@
 """For the tests of a server: one that is really open, and callers with cookies, without sockets and without a gym.
 
-    with opened(Counter, max_sessions=10) as counter:
-        caller = counter.caller()
-        caller.post("/seed_session", {"initial_count": 3})
-        assert caller.post("/add", {"count": 2}).value() == {"count": 5}
-        assert caller.verify(said("It is 5."), expected_count=5)["reward"] == 1.0
-
-Owns: opening, calling, making responses by hand. Never touches: what is tested.
+with opened(Counter, max_sessions=10) as counter:
+    caller = counter.caller()
+    caller.post("/seed_session", {"initial_count": 3})
+    assert caller.post("/add", {"count": 2}).value() == {"count": 5}
+    assert caller.verify(model_response("It is 5."), expected_count=5)["reward"] == 1.0
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from palestra.gym.servers.base import GymServer
 from palestra.gym.wire import GymRequest, GymResponse, encoded
 from palestra.types.gym import PARAMS
 from palestra.util.json_types import JsonObject
+from palestra.util.renamed import renamed
 
 Script = Callable[[GymRequest], Any]
 """What a peer does with a call: it returns the body of its answer, or a GymResponse."""
@@ -123,7 +122,7 @@ def server_beside(test_file: str) -> type[GymServer]:
 # Responses by hand
 
 
-def said(text: str, *calls: tuple[str, JsonObject]) -> JsonObject:
+def model_response(text: str, *calls: tuple[str, JsonObject]) -> JsonObject:
     """Makes a Responses object: tool calls with their arguments, then the text."""
     made = [
         {"type": "function_call", "call_id": f"call_{n}", "name": name, "arguments": encoded(arguments).decode()}
@@ -132,3 +131,6 @@ def said(text: str, *calls: tuple[str, JsonObject]) -> JsonObject:
     part = {"type": "output_text", "text": text, "annotations": []}
     message = {"type": "message", "role": "assistant", "id": "msg_0", "status": "completed", "content": [part]}
     return {"id": "resp_0", "object": "response", "model": "by hand", "output": [*made, message], "usage": None}
+
+
+__getattr__ = renamed(__name__, said="model_response")

@@ -150,11 +150,11 @@ class HttpClient:
         except TimeoutError:
             raise
         except aiohttp.ClientConnectorError as error:
-            raise NoConnection(_words(error)) from error
+            raise NoConnection(_error_text(error)) from error
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError, OSError) as error:
-            raise ConnectionClosed(_words(error)) from error
+            raise ConnectionClosed(_error_text(error)) from error
         except (aiohttp.ClientError, ValueError) as error:  # of addresses and headers
-            raise CallBroken(_words(error)) from error
+            raise CallBroken(_error_text(error)) from error
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -184,5 +184,5 @@ async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
     return bytes(read)
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

@@ -27,7 +27,7 @@ class ClusterNode:
     is_draining: bool
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         parts = [f"{self.free.get(kind, 0):g} of {self.total[kind]:g} {kind}" for kind in KINDS if kind in self.total]
         return f"{self.address} ({self.node_id[:8]}): {', '.join(parts) or 'nothing'} free" + (
             ", being drained" if self.is_draining else ""

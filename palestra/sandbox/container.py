@@ -102,7 +102,7 @@ class DockerSandbox(CommandSandbox):
         except TimeoutError:
             is_ready = False
         if not is_ready:
-            raise SandboxUnavailable(f"the sandbox did not start: {await _last_words(self._client)}")
+            raise SandboxUnavailable(f"the sandbox did not start: {await _last_output(self._client)}")
 
     def _walls(self) -> list[str]:
         walls = ["--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
@@ -245,7 +245,7 @@ def _client_env() -> dict[str, str]:
     }
 
 
-async def _last_words(client: Process) -> str:
+async def _last_output(client: Process) -> str:
     await kill(client)
     assert client.stderr is not None
     words = (await client.stderr.read()).decode(errors="replace").split()

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from palestra.config.algorithm import AdvantageKind, AlgorithmConfig
-from palestra.environments.guarded_calls import place_of, words
+from palestra.environments.guarded_calls import error_text, place_of
 from palestra.environments.named_imports import NamedImportError, import_named
 from palestra.environments.step_results import shown
 from palestra.types import StopReason
@@ -203,7 +203,7 @@ def _call(where: str, function: Callable[..., Any], *args: object, **kwargs: obj
     try:
         return function(*args, **kwargs)
     except (Exception, SystemExit) as error:
-        raise FunctionError(f"{where} raised {words(error)}{place_of(error, __file__)}") from error
+        raise FunctionError(f"{where} raised {error_text(error)}{place_of(error, __file__)}") from error
 
 
 def _numbers(where: str, metrics: Mapping[Any, Any]) -> dict[str, float]:

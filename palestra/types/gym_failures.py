@@ -101,9 +101,7 @@ class RowFailure(Struct, frozen=True, kw_only=True):
     def answered(cls, who: str, status: int, body: bytes, otherwise: FailureClass) -> RowFailure:
         """From an answer with an error status. What it tells of itself is passed on as it is, so that a reason is said
         once however many servers it came through."""
-        return cls.stated_in(_parsed(body)) or cls.of(
-            otherwise, f"{who} answered {status}: {plain_words(body)}", status
-        )
+        return cls.stated_in(_parsed(body)) or cls.of(otherwise, f"{who} answered {status}: {error_text(body)}", status)
 
     def fields(self) -> JsonObject:
         """The failure as fields of a JSON object."""
@@ -130,23 +128,23 @@ def class_in(line: JsonMapping) -> str:
     return str(OLD_NAMES.get(kind, kind))
 
 
-def plain_words(body: bytes) -> str:
+def error_text(body: bytes) -> str:
     """The message in an error's body: FastAPI's `detail`, OpenAI's `error`, or a text."""
-    words = _words(_parsed(body))
+    words = _error_text(_parsed(body))
     return (words or body.decode(errors="replace"))[:REASON_CHARS]
 
 
-def _words(detail: object) -> str:
+def _error_text(detail: object) -> str:
     if isinstance(detail, str):
         return detail
     if isinstance(detail, list):
-        return "; ".join(one for one in map(_words, detail) if one)
+        return "; ".join(one for one in map(_error_text, detail) if one)
     if not isinstance(detail, Mapping):
         return ""
     if isinstance(detail.get("loc"), list):
         return f"{'.'.join(map(str, detail['loc']))}: {detail.get('msg')}"
     inner = next((detail[name] for name in (FAILURE_REASON, "detail", "error", "message") if detail.get(name)), None)
-    return _words(inner)
+    return _error_text(inner)
 
 
 def _parsed(body: bytes) -> Any:

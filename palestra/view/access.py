@@ -44,7 +44,7 @@ class PageAccess(Protocol):
     @property
     def max_body_bytes(self) -> int: ...
     @property
-    def login_words(self) -> str:
+    def login_hint(self) -> str:
         """Where somebody finds a key; what is between backticks becomes code."""
         ...
 
@@ -69,7 +69,7 @@ class Access(Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     """Host names besides this machine's own by which a browser may reach it, through a proxy."""
     max_body_bytes: int = 64 << 10
-    login_words: str = (
+    login_hint: str = (
         "This dashboard is open to those who have its key. It was printed where `palestra view` was started."
     )
 

@@ -42,8 +42,8 @@ async def log_out(request: Request) -> Response:
 
 
 def _form(request: Request, target: str, complaint: str = "") -> Response:
-    words = request.app.state.access.login_words
-    return render(request, "login.html", 403 if complaint else 200, next=target, words=words, complaint=complaint)
+    hint = request.app.state.access.login_hint
+    return render(request, "login.html", 403 if complaint else 200, next=target, hint=hint, complaint=complaint)
 
 
 def _set_cookie(request: Request, response: Response, value: str, keep_s: int) -> None:

@@ -290,7 +290,7 @@ def judged_config(endpoint: str, url: str, runs: Path, **more: Any) -> dict[str,
     ],
 )
 def test_a_training_run_is_graded_by_its_judge(endpoint, ephebe_url, tmp_path, rollouts, name):
-    from palestra.evaluation.named import entry_named
+    from palestra.evaluation.targets import entry_named
     from palestra.training.launch import train
 
     settings = judged_config(endpoint, ephebe_url, tmp_path, steps=1, rollouts=rollouts, alias=tmp_path.name)
@@ -323,8 +323,8 @@ def test_an_evaluation_is_graded_by_its_judge(endpoint, ephebe_url, tmp_path):
 
 
 def test_rollouts_that_a_gym_plays_are_graded_by_a_judge_beside_the_gyms_own_reward(endpoint, ephebe_url, tmp_path):
-    from palestra.evaluation.named import entry_named
     from palestra.evaluation.run import evaluate
+    from palestra.evaluation.targets import entry_named
 
     settings = judged_config(endpoint, ephebe_url, tmp_path, model="ephebe", tasks=2, samples=2, max_tokens=16)
     settings["environments"] = [entry_named("gym:mcqa") | {"reward": {"judge": "sums", "own_weight": 1.0}}]

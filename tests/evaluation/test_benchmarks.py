@@ -93,9 +93,9 @@ def test_benchmarks_are_listed_with_what_they_need(data, tmp_path, monkeypatch):
 def test_agent_plays_task_folders_beside_other_benchmarks(data):
     from palestra.coding.shipped_tasks import SHIPPED
     from palestra.config.evaluate import load_evaluation_config
-    from palestra.evaluation.named import benchmark_defaults, default_agent, entries_named
     from palestra.evaluation.run import open_environments, tasks_of
     from palestra.evaluation.score_table import scores_of
+    from palestra.evaluation.targets import benchmark_defaults, default_agent, entries_named
 
     names = ["gsm8k", "terminal-bench"]
     given = [data[0].removeprefix("--data="), f"terminal-bench={SHIPPED}"]

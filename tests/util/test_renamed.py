@@ -22,6 +22,7 @@ OLD = [
     (FORMATS, "ToolFormat", "palestra.chat.tool_parsers", "ToolParser"),
     (FORMATS, "register", "palestra.chat.tool_parsers", "register"),
     ("palestra.sandbox", "ModelDoor", "palestra.sandbox", "EndpointProxy"),
+    ("palestra.gym.testing", "said", "palestra.gym.testing", "model_response"),
     ("palestra.gym.bridge", "GymBridge", "palestra.gym.nemo_rl", "NemoRlGym"),
     ("palestra.gym.grading.answers", "last_boxed", "palestra.environments.answer_text", "last_boxed"),
     ("palestra.gym.bridge_order", "in_order", "palestra.gym.nemo_rl.result_order", "in_order"),

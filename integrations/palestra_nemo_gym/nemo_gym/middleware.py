@@ -93,7 +93,7 @@ def _passed_on(error: ClientResponseError) -> JsonObject:
     if isinstance(found, dict) and found.get(CLASS):
         return found
     path, status = error.request_info.url.path, error.status
-    body = {REASON: f"{path} answered {status}: {_words(found, text)[:WORDS]}", "status": status}
+    body = {REASON: f"{path} answered {status}: {_error_text(found, text)[:WORDS]}", "status": status}
     is_model = "/v1/" in path
     is_refused = status in (400, 413, 422) if is_model else 400 <= status < 500 and status not in (408, 409, 425, 429)
     if path.endswith("/verify"):
@@ -105,7 +105,7 @@ def _passed_on(error: ClientResponseError) -> JsonObject:
     return {CLASS: kind, **body, **({TERMINAL: True} if is_refused else {})}
 
 
-def _words(found: object, text: str) -> str:
+def _error_text(found: object, text: str) -> str:
     """Without the JSON around them, and without the body that FastAPI shows again."""
     detail = found.get("detail") if isinstance(found, dict) else found
     if isinstance(detail, list):

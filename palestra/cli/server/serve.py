@@ -133,7 +133,7 @@ def show_nodes(address: str) -> None:
     with one_line_errors(ConnectionError):
         nodes = asyncio.run(look())
     for node in nodes:
-        click.echo(f"node {node.words}")
+        click.echo(f"node {node.summary}")
 
 
 def show_plan(models: list[ModelConfig], memory: str | None) -> None:

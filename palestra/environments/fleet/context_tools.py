@@ -146,7 +146,7 @@ def _positive(name: str, value: object) -> int:
     return value
 
 
-def _words(pattern: object) -> list[str]:
+def _search_terms(pattern: object) -> list[str]:
     if not isinstance(pattern, str) or not pattern.strip("| "):
         raise ValueError("pattern must be text to look for")
     return [word for word in pattern.casefold().split("|") if word]
@@ -154,11 +154,11 @@ def _words(pattern: object) -> list[str]:
 
 def _is_in(pattern: object, text: object) -> bool:
     folded = str(text).casefold()
-    return any(word in folded for word in _words(pattern))
+    return any(word in folded for word in _search_terms(pattern))
 
 
 def _snippet(text: object, pattern: str) -> str:
     shown, folded = str(text), str(text).casefold()
-    first = min(place for word in _words(pattern) if (place := folded.find(word)) >= 0)
+    first = min(place for word in _search_terms(pattern) if (place := folded.find(word)) >= 0)
     start = max(0, min(first - SNIPPET // 4, len(shown) - SNIPPET))
     return shown[start : start + SNIPPET]

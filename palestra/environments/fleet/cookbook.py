@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palestra.environments.fleet.env import FleetTaskEnv
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonMapping
 
@@ -181,7 +181,7 @@ class FleetGroupBuilder(EnvGroupBuilder):
         made, self._made = self._made, []
         for problem in await asyncio.gather(*(env.close() for env in made), return_exceptions=True):
             if problem is not None:
-                log.warning("an instance of %s did not close: %s", self.task.id, words(problem))
+                log.warning("an instance of %s did not close: %s", self.task.id, error_text(problem))
 
     def logging_tags(self) -> list[str]:
         """Returns tags by which their metrics are split: the app, and the level if the task has one."""

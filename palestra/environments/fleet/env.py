@@ -28,7 +28,7 @@ from palestra.environments.fleet.task_env import OpenEnvTask, TaskState
 from palestra.environments.fleet.task_files import find_task, load_tasks
 from palestra.environments.fleet.tool_schemas import name_of
 from palestra.environments.fleet.user_model import user_model_of
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform.scripted_user import TALK
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 from palestra.types.rollouts import Task
@@ -137,7 +137,7 @@ class FleetTaskEnv(BaseTextEnv):
             observation = await (below.reset_async() if state is None else below.restore_async(state))
         except Exception as e:  # boundary: SkyRL expects a RuntimeError, whatever it was
             await self.close_async()
-            raise RuntimeError(f"Failed to create OpenEnv FleetTaskEnv: {words(e)}") from e
+            raise RuntimeError(f"Failed to create OpenEnv FleetTaskEnv: {error_text(e)}") from e
         except BaseException:  # when cancelled: the instance must not stay
             await self.close_async()
             raise
@@ -245,7 +245,7 @@ class FleetTaskEnv(BaseTextEnv):
         """Returns the tasks of the tasks_file, for a training run without a file of rows."""
         tasks_file = str((env_config or {}).get("tasks_file") or DEFAULT_TASKS)
         if tasks_file.startswith(PLATFORM):
-            return PlatformTasks.named(tasks_file).tasks(split)
+            return PlatformTasks.parse(tasks_file).tasks(split)
         return rows_of(split_tasks(load_tasks(tasks_file).values(), split), tasks_file)
 
     @staticmethod

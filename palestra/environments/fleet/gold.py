@@ -25,7 +25,7 @@ MAX_TURNS = 100  # enough for every solution
 
 def gold_lines(tasks_file: str, style: PromptStyle = PromptStyle.FULL) -> list[str]:
     """Returns a line of `messages` for each task of a `platform:…`."""
-    found = run_sync(_conversations(PlatformTasks.named(tasks_file).keys("train"), style))
+    found = run_sync(_conversations(PlatformTasks.parse(tasks_file).keys("train"), style))
     return [json.dumps({"messages": messages}, ensure_ascii=False) for messages in found]
 
 

@@ -17,7 +17,7 @@ import msgspec
 from palestra.environments.fleet.backend import ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.util.json_types import JsonMapping, JsonObject
 
 MAX_PAGES = 100  # of a server's list of tools
@@ -81,7 +81,7 @@ class McpConnection:
             return asking.result()
         except Exception as e:  # boundary: the client's transports raise any kind of error
             if _is_lost(e):
-                raise BackendError(f"the connection to {self._address} is lost: {words(e)}") from e
+                raise BackendError(f"the connection to {self._address} is lost: {error_text(e)}") from e
             raise
         finally:
             asking.cancel()
@@ -189,4 +189,4 @@ def _innermost(error: BaseException) -> str:
     """Returns the innermost error: task groups wrap errors in groups of one."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
-    return words(error)
+    return error_text(error)

@@ -52,7 +52,7 @@ class PlatformTasks(msgspec.Struct, frozen=True):
     knobs: tuple[DifficultyKnob, ...] = ()
 
     @classmethod
-    def named(cls, name: str) -> PlatformTasks:
+    def parse(cls, name: str) -> PlatformTasks:
         """Parses a name. Raises ValueError."""
         app, _, query = name.removeprefix(PLATFORM).partition("?")
         given = dict(parse_qsl(query, keep_blank_values=True))

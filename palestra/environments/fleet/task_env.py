@@ -21,7 +21,7 @@ from palestra.environments.fleet.prompts import error_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import SUBMIT, ToolSpec, name_of
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform.golden import ANSWER_TOOL
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -226,7 +226,7 @@ class OpenEnvTask:
         except TimeoutError:
             return None, f"{name} did not answer within {self.settings.request_timeout_s:g} s"
         except Exception as e:  # boundary: an error of a tool is for the model to read
-            return None, words(e)
+            return None, error_text(e)
         self._progress = answer.progress
         return answer.result, answer.error or error_of(answer.result) or ""
 
@@ -235,8 +235,8 @@ class OpenEnvTask:
         try:
             return await backend.verify(FleetAttempt(answer=self._answer, conversation=self.conversation))
         except Exception as e:  # boundary: a verifier that fails is no verdict
-            log.warning("task %s could not be graded: %s", self.task.task_key, words(e))
-            return FleetGrade(score=None, error=words(e))
+            log.warning("task %s could not be graded: %s", self.task.task_key, error_text(e))
+            return FleetGrade(score=None, error=error_text(e))
 
     async def _closed(self, grade: bool) -> None:
         backend, self._backend = self._backend, None

@@ -28,7 +28,7 @@ _lock = threading.Lock()
 def find_task(tasks_file: str, task_key: str) -> FleetTask:
     """Returns a task. Raises FileNotFoundError or ValueError."""
     if tasks_file.startswith(PLATFORM):
-        return PlatformTasks.named(tasks_file).find(task_key)
+        return PlatformTasks.parse(tasks_file).find(task_key)
     tasks = load_tasks(tasks_file)
     if task_key not in tasks:
         some = ", ".join(list(tasks)[:SHOWN_KEYS])

@@ -49,7 +49,7 @@ def user_model_of(settings: JsonMapping) -> UserModel:
         raise ValueError(f"env_config.user: {error}") from None
 
 
-async def in_own_words(user: UserModel, hidden: JsonMapping, answer: str) -> str:
+async def rephrased(user: UserModel, hidden: JsonMapping, answer: str) -> str:
     """Returns the answer as the model says it. `hidden` is the user's side of the instance, whose talk ends with the
     answer. Raises BackendError if the endpoint does not answer."""
     api = chat_api(user.api, user.base_url)

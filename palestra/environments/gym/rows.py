@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from palestra.environments.errors import TaskFileError
-from palestra.environments.guarded_calls import place_of, words
+from palestra.environments.guarded_calls import error_text, place_of
 from palestra.environments.registry import spec
 from palestra.environments.step_results import shown
 from palestra.environments.tasks import Row, read_rows, tasks_of_rows
@@ -65,7 +65,7 @@ def _made(name: str, split: str) -> Iterable[Row]:
     try:
         found = list(make(split))
     except (Exception, SystemExit) as error:
-        raise TaskFileError(f"{name}({split!r}) raised {words(error)}{place_of(error, __file__)}") from error
+        raise TaskFileError(f"{name}({split!r}) raised {error_text(error)}{place_of(error, __file__)}") from error
     for place, row in enumerate(found):
         where = f"{name}({split!r})[{place}]"
         if not isinstance(row, Mapping):

@@ -102,7 +102,7 @@ def mismatch(expected: Sequence[Expected], found: Sequence[Change]) -> Mismatch:
     """Returns what is missing and what is too much, in words."""
     matched = match_changes(expected, found)
     return Mismatch(
-        missing=[_in_words(one) for n, one in enumerate(expected) if n not in matched.met],
+        missing=[_expectation_text(one) for n, one in enumerate(expected) if n not in matched.met],
         stray=[change_text(change) for n, change in enumerate(found) if n not in matched.used],
     )
 
@@ -185,7 +185,7 @@ def _is_met(one: object, found: object, ids: NewIds) -> bool:
     return one.fits(found) if isinstance(one, FreeText) else one == found
 
 
-def _in_words(one: Expected) -> str:
+def _expectation_text(one: Expected) -> str:
     match one:
         case InsertedRow(table=table, fields=fields):
             return f"a new row in {table}: {_listed(fields)}"

@@ -43,7 +43,7 @@ class PlatformTool(msgspec.Struct, frozen=True):
         try:
             found = msgspec.convert(given, self.arguments)
         except msgspec.ValidationError as e:
-            raise ToolError("bad_arguments", _in_words(str(e)), self.usage) from None
+            raise ToolError("bad_arguments", _error_text(str(e)), self.usage) from None
         return {name: getattr(found, name) for name in self.parameters["properties"]}
 
     @property
@@ -109,7 +109,7 @@ def _type_name(schema: JsonObject) -> str:
     return f"{schema['items'].get('type', 'any')}[]" if schema.get("type") == "array" else schema.get("type", "any")
 
 
-def _in_words(problem: str) -> str:
+def _error_text(problem: str) -> str:
     """Returns msgspec's text, without its dollar signs."""
     return problem.replace("`$.", "`").replace("`", "").replace("Object missing required field", "missing argument")
 

@@ -117,7 +117,7 @@ class VerifiersHost:
 
     def _send(self, process: Process, request: JsonObject) -> None:
         if process.returncode is not None:
-            raise HostLost(self._last_words())
+            raise HostLost(self._last_output())
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(request) + b"\n")
 
@@ -135,7 +135,7 @@ class VerifiersHost:
         await process.wait()
         for future in waiting.values():
             if not future.done():
-                future.set_exception(HostLost(self._last_words()))
+                future.set_exception(HostLost(self._last_output()))
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         return f"the process of verifiers:{self._name} has ended: {last_output(self._log)} (its log: {self._log})"

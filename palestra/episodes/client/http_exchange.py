@@ -116,7 +116,7 @@ class HttpExchange:
             hint = "tls=ssl.create_default_context(cafile=…) trusts another certificate"
             return ServerSilent(f"{self.url} is not trusted: {cause.verify_message}; {hint}")
         is_reached = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError)
-        return ExchangeBroken(_words(error, cause), is_reached=is_reached)
+        return ExchangeBroken(_error_text(error, cause), is_reached=is_reached)
 
 
 async def lines(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
@@ -149,7 +149,7 @@ def _first_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _words(error: httpx.RequestError, cause: BaseException) -> str:
+def _error_text(error: httpx.RequestError, cause: BaseException) -> str:
     if isinstance(error, httpx.TimeoutException):
         return "timed out"
     if isinstance(cause, OSError) and cause.errno and cause.errno > 0:  # asyncio has its own wording; take the system's

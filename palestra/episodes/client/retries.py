@@ -133,7 +133,7 @@ class RetryingCalls:
         except ExchangeBroken as error:
             return WaitReason(error.reason)
         if got.status_code in COME_BACK:
-            return WaitReason(f"{got.status_code} {_words(got)}", retry_after_s(got.headers.get("retry-after")))
+            return WaitReason(f"{got.status_code} {_response_text(got)}", retry_after_s(got.headers.get("retry-after")))
         self.is_away = False
         return got
 
@@ -162,7 +162,7 @@ class RetryingCalls:
             raise EpisodeApiError(status, hint, f"{call.method} {call.path}") from error
 
     def _refusal(self, got: httpx.Response, call: ApiCall[Any]) -> EpisodeApiError:
-        status, words, what = got.status_code, _words(got), f"{call.method} {call.path}"
+        status, words, what = got.status_code, _response_text(got), f"{call.method} {call.path}"
         if status < 400:
             words = f"{self.url} redirects to {got.headers.get('location', 'elsewhere')}; use that URL"
         elif status in (404, 405) and words in ("Not Found", "Method Not Allowed", got.reason_phrase):
@@ -193,7 +193,7 @@ class RetryBudget:
         return delay_s
 
 
-def _words(got: httpx.Response) -> str:
+def _response_text(got: httpx.Response) -> str:
     """Returns the error text of the server, or of a proxy."""
     try:
         body = msgspec.json.decode(got.content)

@@ -17,7 +17,7 @@ from palestra.gym.errors import CollectError
 from palestra.gym.metrics import RolloutMetrics, aggregate
 from palestra.net.http_client import CallFailed, HttpClient
 from palestra.types.gym import AGENT_REF, PARAMS, TASK_INDEX
-from palestra.types.gym_failures import class_in, plain_words
+from palestra.types.gym_failures import class_in, error_text
 from palestra.util.json_types import JsonMapping, JsonObject
 
 _HEAVY = frozenset({"response", PARAMS, "ng_agent_observations", "ng_model_call_capture", "ng_trajectory"})
@@ -81,7 +81,7 @@ async def _aggregated_by(
     try:
         reply = await client.post(url, body, timeout_s=LIMIT_S)
         if reply.status != 200:
-            raise CollectError(f"{name} cannot aggregate: HTTP {reply.status}: {plain_words(reply.body)}")
+            raise CollectError(f"{name} cannot aggregate: HTTP {reply.status}: {error_text(reply.body)}")
         return reply.json()
     except (CallFailed, TimeoutError, ValueError) as error:
         raise CollectError(f"{name} cannot aggregate: {type(error).__name__}: {error}") from error

@@ -43,7 +43,7 @@ class ProcessHost(Protocol):
         ...
 
 
-def named(name: str, on_line: Report) -> Report:
+def with_process_name(name: str, on_line: Report) -> Report:
     """Puts the name of a process before what it prints."""
     return lambda line: on_line(f"({name}) {line}")
 
@@ -56,7 +56,7 @@ class ThisMachine:
         command = await process.command(report)
         try:
             return await ChildProcess.start(
-                process.name, command, self._reaper, named(process.name, on_line), clean=redact
+                process.name, command, self._reaper, with_process_name(process.name, on_line), clean=redact
             )
         except OSError as error:
             program = command.arguments[0]

@@ -19,7 +19,7 @@ from palestra.config.redaction import redact
 from palestra.gym.config.ports import ReservedPorts
 from palestra.gym.records import GymConfig
 from palestra.gym.start import ProcessStart, read_start, to_bytes
-from palestra.gym.supervisor.child import named
+from palestra.gym.supervisor.child import with_process_name
 from palestra.gym.supervisor.plan import PlannedProcess
 from palestra.gym.supervisor.relay import TcpRelay
 from palestra.placement.node_process import NodeProcess, RemoteProcess, kill_actor
@@ -91,7 +91,7 @@ class RayNodes:
         for name, (host, port) in found.items():
             self._relays[name].point_to((host, port))
             report(f"{name} is on a node of the cluster, at {host}:{port}")
-        running = RemoteProcess(actor, pid or 0, named(process.name, on_line), clean=redact)
+        running = RemoteProcess(actor, pid or 0, with_process_name(process.name, on_line), clean=redact)
         ending = asyncio.create_task(self._forget(process, running), name=f"{process.name}-relays")
         self._endings.add(ending)
         ending.add_done_callback(self._endings.discard)

@@ -121,7 +121,7 @@ class LocalSandbox(CommandSandbox):
                         return await _descriptors(control)
                 except (EOFError, ConnectionError, TimeoutError) as error:
                     own = str(error) if isinstance(error, EOFError) else ""
-                    reason = own or await _last_words(self._bwrap, words) or "its helper took too long, or was killed"
+                    reason = own or await _last_output(self._bwrap, words) or "its helper took too long, or was killed"
                     raise SandboxUnavailable(f"the sandbox did not start: {reason}") from None
         finally:
             os.close(words)
@@ -181,7 +181,7 @@ async def _descriptors(control: socket.socket) -> list[int]:
     return list(found)
 
 
-async def _last_words(process: HelperProcess, errors: int) -> str:
+async def _last_output(process: HelperProcess, errors: int) -> str:
     """Reads what is in the pipe: others that hold its other end have ended, or say no more."""
     await kill(process)
     os.set_blocking(errors, False)

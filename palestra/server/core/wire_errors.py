@@ -31,12 +31,12 @@ def wire_error_of(error: ValidationError) -> WireError:
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])[:MAX_SHOWN]
     said = first["msg"].removeprefix("Value error, ")
-    found = f", found {_found(first['input'])}" if first["type"] not in _FOUND_IS_NOISE else ""
+    found = f", found {_shown_input(first['input'])}" if first["type"] not in _INPUT_IS_NOISE else ""
     return WireError(f"{where if where.isprintable() else repr(where)}: {said}{found}" if where else said + found)
 
 
-_FOUND_IS_NOISE = ("missing", "json_invalid", "value_error")
+_INPUT_IS_NOISE = ("missing", "json_invalid", "value_error")
 
 
-def _found(value: object) -> str:
+def _shown_input(value: object) -> str:
     return type(value).__name__ if isinstance(value, dict | list | tuple | bytes) else shown(value)

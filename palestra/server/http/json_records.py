@@ -50,7 +50,7 @@ def record_of(body: bytes, kind: type[T], *, others_pass: bool = False) -> T:
     try:
         return msgspec.convert(raw, kind)
     except (msgspec.ValidationError, OverflowError) as error:
-        raise Refusal(400, _in_plain_words(str(error))) from None
+        raise Refusal(400, _error_text(str(error))) from None
 
 
 def _check_values(raw: Any) -> None:
@@ -140,7 +140,7 @@ def _unknown(where: str, name: str, known: list[str]) -> str:
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<where>.*)`)?$", re.DOTALL)
 
 
-def _in_plain_words(text: str) -> str:
+def _error_text(text: str) -> str:
     """Moves the place in msgspec's text, which comes last, to the front."""
     found = _PLACE.match(text)
     assert found is not None

@@ -32,7 +32,7 @@ class ServerAccess:
     API."""
 
     max_body_bytes = 4 << 20  # a long conversation of the playground
-    login_words = "Open to those who have a key of this server: `palestra key create` beside it makes one."
+    login_hint = "Open to those who have a key of this server: `palestra key create` beside it makes one."
 
     def __init__(self, authenticator: Authenticator, store: Store, secret: str):
         self._authenticator, self._store = authenticator, store

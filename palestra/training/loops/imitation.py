@@ -43,7 +43,7 @@ def check_imitation(config: GrpoConfig, imitation: ImitationConfig, tokenizer: C
     """Raises ValueError."""
     for source in imitation.data:
         if source.startswith(PLATFORM):
-            PlatformTasks.named(source)
+            PlatformTasks.parse(source)
             _prompt_style(config, source)
         else:
             check_sft(sft_config(config, imitation, Path(source)), tokenizer)

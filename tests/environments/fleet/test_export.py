@@ -58,7 +58,7 @@ def test_an_exported_verifier_says_what_ours_says(template: str):
 
 def test_the_file_is_one_of_fleets_and_plays_here(tmp_path: Path):
     file = tmp_path / "tasks.json"
-    keys = PlatformTasks.named("platform:keys?count=12").keys("train")
+    keys = PlatformTasks.parse("platform:keys?count=12").keys("train")
     assert export_tasks(keys, file) == 12
     rows = json.loads(file.read_text())
     shipped = {"key", "prompt", "env_id", "version", "data_id", "data_version", "verifier_func", "task_modality"}

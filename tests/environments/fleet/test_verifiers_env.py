@@ -54,7 +54,7 @@ def evaluated(folder: Path, policy: Policy, tasks_file: str, *more: str) -> list
 
 
 def gold(messages: list[dict[str, str]]) -> str:
-    by_prompt = {task.prompt: task for task in map(make_task, PlatformTasks.named(TASKS).keys("eval"))}
+    by_prompt = {task.prompt: task for task in map(make_task, PlatformTasks.parse(TASKS).keys("eval"))}
     assert messages[0]["role"] == "system"
     assert "search_messages" in messages[0]["content"]
     response = [message["content"] for message in messages[2:] if message["role"] == "user"]
@@ -64,7 +64,7 @@ def gold(messages: list[dict[str, str]]) -> str:
 @pytest.mark.parametrize(("policy", "reward"), [(gold, 1.0), (lambda _: DONE, 0.0)], ids=["gold", "nothing"])
 def test_the_solution_is_worth_1_and_nothing_0(tmp_path: Path, policy: Policy, reward: float):
     episodes = evaluated(tmp_path, policy, TASKS)
-    expected = {str(key) for key in PlatformTasks.named(TASKS).keys("eval")}
+    expected = {str(key) for key in PlatformTasks.parse(TASKS).keys("eval")}
     assert {one["task"]["key"] for one in episodes} == expected
     assert all(one["ok"] for one in episodes)
     rewards = [one["traces"][0]["rewards"] for one in episodes]

@@ -70,9 +70,9 @@ def test_a_key_with_knobs_is_read_as_it_is_written():
 
 
 def test_a_run_may_turn_them_for_all_its_tasks():
-    chosen = PlatformTasks.named("platform:keys?difficulty=0b&count=3&knobs=hint")
+    chosen = PlatformTasks.parse("platform:keys?difficulty=0b&count=3&knobs=hint")
     assert [str(key) for key in chosen.keys("train")] == [f"keys-put_number-0b-{n}.hint" for n in range(3)]
     assert "Hint: use put." in chosen.tasks("train")[0].prompt[0]["content"]
     assert chosen.find("keys-put_number-0b-7.noise").task_key == "keys-put_number-0b-7.noise"
     with pytest.raises(ValueError, match=r"platform:keys\?knobs=loud: .*there are hint, noise"):
-        PlatformTasks.named("platform:keys?knobs=loud")
+        PlatformTasks.parse("platform:keys?knobs=loud")

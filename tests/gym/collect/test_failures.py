@@ -26,7 +26,7 @@ from palestra.gym.models import VLLMModel
 from palestra.gym.servers.base import GymServer
 from palestra.net.http_client import HttpClient
 from palestra.rollouts.gym.row_retries import RetryPolicy
-from palestra.types.gym_failures import FailureClass, plain_words
+from palestra.types.gym_failures import FailureClass, error_text
 from palestra.util.backoff import Backoff
 from tests.gym.collect.scripted import run
 from tests.gym.models.scripted import VLLM, Endpoint, completion
@@ -157,7 +157,7 @@ def test_files_of_earlier_versions_are_read_in_todays_words(tmp_path: Path, old:
     ],
 )
 def test_an_errors_words_are_found_in_any_body(body: bytes, words: str) -> None:
-    assert plain_words(body) == words
+    assert error_text(body) == words
 
 
 def test_the_vocabulary_is_the_one_that_is_documented() -> None:

@@ -17,7 +17,7 @@ from palestra.gym.agents.simple import SimpleAgentSettings
 from palestra.gym.errors import GymConfigError
 from palestra.gym.servers.agents import AgentServer, Reply, Rollout
 from palestra.gym.servers.responses import output_text
-from palestra.gym.testing import opened, said
+from palestra.gym.testing import model_response, opened
 from palestra.gym.wire import GymRequest
 from palestra.types.gym import PARAMS, TURN_TIMES
 from tests.properties import examples
@@ -244,7 +244,7 @@ class Careless(Struct, frozen=True, kw_only=True):
 
 
 def instructed(call: GymRequest) -> dict[str, Any]:
-    return said(call.body["instructions"]) if call.path == "/v1/responses" else {"reward": 1.0, **call.body}
+    return model_response(call.body["instructions"]) if call.path == "/v1/responses" else {"reward": 1.0, **call.body}
 
 
 @pytest.mark.parametrize("kind", [Polite, Politer])
@@ -297,8 +297,8 @@ def test_the_gymnasium_agent_plays_until_the_world_ends(any_gym: Any) -> None:
     assert (found["reward"], found["terminated"], found["truncated"]) == (0.75, True, False)
     assert found["info"] == {"tries": 3}
     assert outputs(found) == ["even"]
-    said = [item["content"] for item in found["response"]["output"] if item.get("role") == "user"]
-    assert said == ["No."]
+    texts = [item["content"] for item in found["response"]["output"] if item.get("role") == "user"]
+    assert texts == ["No."]
     assert found[PARAMS]["input"][-1]["content"] == "Guess a number."
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from palestra.gym.testing import said
+from palestra.gym.testing import model_response
 from tests.gym.servers.conftest import Gym
 
 HEADER = "X-NeMo-Gym-Session-Token"
@@ -85,7 +85,7 @@ def test_names_with_mcps_prefix_are_bare_for_the_verdict_only() -> None:
         async def verify(self, response: dict[str, Any]) -> Any:
             return {"reward": 0, "seen": [one.get("name") for one in response["output"]]}
 
-    made = said("", ("mcp__tested__add", {}), ("mcp__other__add", {}), ("add", {}))
+    made = model_response("", ("mcp__tested__add", {}), ("mcp__other__add", {}), ("add", {}))
     with opened(Names, expose_tools_over_mcp=True) as names:
         found = names.caller().verify(made)
     assert found["seen"] == ["add", "mcp__other__add", "add", None]

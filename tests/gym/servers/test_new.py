@@ -19,7 +19,7 @@ from palestra.gym.errors import GymConfigError
 from palestra.gym.records import ServerInstance
 from palestra.gym.registry import load_class
 from palestra.gym.scaffolding import check_folder, own_settings, read_rows
-from palestra.gym.testing import opened, said, server_beside
+from palestra.gym.testing import model_response, opened, server_beside
 from palestra.types.gym import PARAMS
 
 
@@ -60,16 +60,16 @@ def servers_of(config: str) -> dict[str, ServerInstance]:
 
 
 def test_its_tests_pass_as_it_was_made(made: Path) -> None:
-    said = gym_test("tally")
-    assert "each of them can be seeded" in said
-    assert "3 passed" in said
+    output = gym_test("tally")
+    assert "each of them can be seeded" in output
+    assert "3 passed" in output
 
 
 @pytest.mark.e2e
 def test_an_agents_tests_pass_as_it_was_made(agent: Path) -> None:
-    said = gym_test("careful")
-    assert "its config is valid" in said
-    assert "2 passed" in said
+    output = gym_test("careful")
+    assert "its config is valid" in output
+    assert "2 passed" in output
 
 
 def test_its_config_loads_and_its_rows_fit_its_server(made: Path) -> None:
@@ -91,7 +91,7 @@ def test_an_agents_config_loads_with_a_world_to_play_in_and_rows_for_both(agent:
     with opened(load_class(found["careful_world"]), answer_from="last_number", symbolic=False) as world:
         for row in rows:
             fields = {name: value for name, value in row.items() if name != PARAMS}
-            assert world.caller().verify(said(row["expected_answer"]), **fields)["reward"] == 1.0
+            assert world.caller().verify(model_response(row["expected_answer"]), **fields)["reward"] == 1.0
 
 
 def test_a_config_to_train_on_a_new_world_comes_with_it(made: Path) -> None:

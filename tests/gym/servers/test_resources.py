@@ -16,7 +16,7 @@ from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, t
 from palestra.gym.servers.responses import added_usage, output_text, unanswered_calls
 from palestra.gym.servers.states import RETIRED, RETIRED_S, Session, SessionStates
 from palestra.gym.servers.verdicts import Verdict
-from palestra.gym.testing import opened, said
+from palestra.gym.testing import model_response, opened
 from palestra.gym.wire import GymRequest, GymResponse
 from tests.gym.servers.conftest import Counter, Guess
 
@@ -103,24 +103,24 @@ def test_arguments_are_checked_and_converted() -> None:
 def test_verdicts_come_in_many_shapes() -> None:
     with opened(Shop, peers={"judge": judge}) as shop:
         caller = shop.caller()
-        assert caller.verify(said("ok"))["reward"] == 0.5
-        assert caller.verify(said("ok"), verdict=True)["reward"] == 1.0
-        found = caller.verify(said("ok"), verdict={"reward": 2, "why": "so"})
+        assert caller.verify(model_response("ok"))["reward"] == 0.5
+        assert caller.verify(model_response("ok"), verdict=True)["reward"] == 1.0
+        found = caller.verify(model_response("ok"), verdict={"reward": 2, "why": "so"})
         assert (found["reward"], found["why"]) == (2.0, "so")
         for bad in ("much", None, {"why": "so"}):
             with pytest.raises(PeerFailed, match="verify must return a reward"):
-                caller.verify(said("ok"), verdict=bad)
+                caller.verify(model_response("ok"), verdict=bad)
 
 
 def test_a_judge_that_fails_is_no_wrong_answer() -> None:
     with opened(Shop, peers={"judge": judge}) as shop:
         caller = shop.caller()
         for text, words in (("busy", "judge/v1/responses answered 503"), ("garbled", "the answer is not JSON: <html>")):
-            found = caller.verify(said(text), kept=1)
+            found = caller.verify(model_response(text), kept=1)
             assert (found["_ng_failure_class"], found["reward"], found["kept"]) == ("judge_failed", 0.0, 1)
             assert words in found["_ng_failure_judge_error"]
     with opened(Shop) as shop:
-        assert "unknown server 'judge'" in shop.caller().verify(said("ok"))["_ng_failure_judge_error"]
+        assert "unknown server 'judge'" in shop.caller().verify(model_response("ok"))["_ng_failure_judge_error"]
     assert not issubclass(JudgeError, ValueError)
 
 
@@ -240,7 +240,7 @@ def test_a_verdict_may_be_asked_for_twice() -> None:
     with opened(Counter) as counter:
         caller = counter.caller()
         caller.post("/seed_session", {"initial_count": 2})
-        assert [caller.verify(said(""), expected_count=2)["reward"] for _ in range(2)] == [1.0, 1.0]
+        assert [caller.verify(model_response(""), expected_count=2)["reward"] for _ in range(2)] == [1.0, 1.0]
 
 
 def test_a_judged_state_stays_for_a_moment_only() -> None:
@@ -262,7 +262,7 @@ def test_only_what_verify_takes_comes_back() -> None:
     with opened(Counter) as counter:
         caller = counter.caller()
         caller.post("/seed_session", {})
-        found = caller.verify(said(""), expected_count=2, hidden=1)
+        found = caller.verify(model_response(""), expected_count=2, hidden=1)
     assert set(found) == {"responses_create_params", "response", "expected_count", "reward", "count"}
 
 
@@ -270,7 +270,7 @@ def test_only_what_verify_takes_comes_back() -> None:
 
 
 def step_body(text: str, **more: Any) -> dict[str, Any]:
-    return {"responses_create_params": {"input": ""}, "secret": 4, "response": said(text), **more}
+    return {"responses_create_params": {"input": ""}, "secret": 4, "response": model_response(text), **more}
 
 
 def test_reset_and_step() -> None:
@@ -335,6 +335,6 @@ def test_calls_that_were_answered_are_left_alone() -> None:
 
 
 def test_said_is_a_response() -> None:
-    made = said("hello", ("add", {"count": 1}))
+    made = model_response("hello", ("add", {"count": 1}))
     assert output_text(made) == "hello"
     assert json.loads(made["output"][0]["arguments"]) == {"count": 1}

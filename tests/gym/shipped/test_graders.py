@@ -15,7 +15,7 @@ from palestra.gym.shipped.resources_servers.instruction_following.app import Ins
 from palestra.gym.shipped.resources_servers.math_with_judge.app import Math
 from palestra.gym.shipped.resources_servers.mcqa.app import Mcqa
 from palestra.gym.shipped.resources_servers.structured_outputs.app import StructuredOutputs
-from palestra.gym.testing import opened, said
+from palestra.gym.testing import model_response, opened
 from palestra.sandbox import SandboxError, lean_python
 from palestra.types.gym import PARAMS
 from tests.sandbox.needs import needs_local
@@ -30,7 +30,7 @@ def examples(name: str) -> list[dict[str, Any]]:
 
 def graded(server: Any, text: str, row: dict[str, Any]) -> float:
     fields = {name: value for name, value in row.items() if name != "responses_create_params"}
-    return server.caller().verify(said(text), **fields)["reward"]
+    return server.caller().verify(model_response(text), **fields)["reward"]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def graded(server: Any, text: str, row: dict[str, Any]) -> float:
 )
 def test_a_letter_is_read_as_strictly_as_asked(mode: str, text: str, letter: str | None) -> None:
     with opened(Mcqa) as mcqa:
-        response = mcqa.caller().verify(said(text), options=OPTIONS, expected_answer="B", grading_mode=mode)
+        response = mcqa.caller().verify(model_response(text), options=OPTIONS, expected_answer="B", grading_mode=mode)
         assert response["extracted_answer"] == letter
         assert response["reward"] == float(letter == "B")
 
@@ -62,7 +62,7 @@ def test_a_rows_own_pattern_finds_the_letter() -> None:
     with opened(Mcqa) as mcqa:
         patterns = {"output_regex": ["(", r"choose:\s*(\w)"]}
         response = mcqa.caller().verify(
-            said("I choose: A. No, I choose: b"), expected_answer="B", template_metadata=patterns
+            model_response("I choose: A. No, I choose: b"), expected_answer="B", template_metadata=patterns
         )
         assert response["extracted_answer"] == "B"
 
@@ -70,14 +70,14 @@ def test_a_rows_own_pattern_finds_the_letter() -> None:
 def test_a_pattern_that_takes_for_ever_is_given_up_and_the_next_row_is_graded() -> None:
     with opened(Mcqa, regex_timeout_seconds=0.5) as mcqa:
         slow = {"output_regex": r"(a|a)*b$"}
-        response = mcqa.caller().verify(said("a" * 60), expected_answer="B", template_metadata=slow)
+        response = mcqa.caller().verify(model_response("a" * 60), expected_answer="B", template_metadata=slow)
         assert (response["reward"], response["extracted_answer"]) == (0.0, None)
         assert "no answer within 0.5 s" in response["regex_error"]
         large = {"output_regex": [r"(?s)(.*x)"] * 20}
-        response = mcqa.caller().verify(said("x" * 2**20), expected_answer="B", template_metadata=large)
+        response = mcqa.caller().verify(model_response("x" * 2**20), expected_answer="B", template_metadata=large)
         assert (response["reward"], response["extracted_answer"]) == (0.0, None)
         quick = {"output_regex": r"choose:\s*(\w)"}
-        response = mcqa.caller().verify(said("choose: B"), expected_answer="B", template_metadata=quick)
+        response = mcqa.caller().verify(model_response("choose: B"), expected_answer="B", template_metadata=quick)
         assert response["reward"] == 1.0
 
 
@@ -130,9 +130,9 @@ def math() -> Any:
 def test_an_expression_that_takes_for_ever_is_given_up() -> None:
     with opened(Math, library_verifier_timeout_seconds=1) as server:
         caller = server.caller()
-        response = caller.verify(said(r"\boxed{(((9^{9})^{9})^{9})^{9^{9}}!}"), expected_answer="7")
+        response = caller.verify(model_response(r"\boxed{(((9^{9})^{9})^{9})^{9^{9}}!}"), expected_answer="7")
         assert response["reward"] == 0.0
-        assert caller.verify(said(r"\boxed{\frac{14}{2}}"), expected_answer="7")["reward"] == 1.0, (
+        assert caller.verify(model_response(r"\boxed{\frac{14}{2}}"), expected_answer="7")["reward"] == 1.0, (
             "and the next one is read"
         )
 
@@ -143,7 +143,7 @@ def test_a_judge_is_asked_in_both_orders_and_may_fail() -> None:
     def judge(verdicts: list[str]) -> Callable[[Any], Any]:
         def answered(call: Any) -> Any:
             request.append(call.body["input"][0]["content"])
-            return said(verdicts.pop(0))
+            return model_response(verdicts.pop(0))
 
         return answered
 
@@ -158,7 +158,7 @@ def test_a_judge_is_asked_in_both_orders_and_may_fail() -> None:
         raise RuntimeError("no model")
 
     with opened(Math, peers={"judge": broken}, **settings) as server:
-        response = server.caller().verify(said(r"\boxed{two}"), expected_answer="2")
+        response = server.caller().verify(model_response(r"\boxed{two}"), expected_answer="2")
         assert response["_ng_failure_class"] == "judge_failed"
 
 
@@ -264,11 +264,11 @@ def test_the_arguments_of_a_call_are_held_against_the_schema() -> None:
     row = {"schema_str": '{"type": "object", "required": ["x"]}', "response_mode": "tool_call", "tool_name": "give"}
     with opened(StructuredOutputs) as server:
         caller = server.caller()
-        assert caller.verify(said("", ("give", {"x": 1})), **row)["reward"] == 1.0
+        assert caller.verify(model_response("", ("give", {"x": 1})), **row)["reward"] == 1.0
         for wrong, kind in (
-            (said("", ("take", {"x": 1})), "wrong_tool_name"),
-            (said("", ("give", {})), "validation_error"),
-            (said('{"x": 1}'), "missing_tool_call"),
+            (model_response("", ("take", {"x": 1})), "wrong_tool_name"),
+            (model_response("", ("give", {})), "validation_error"),
+            (model_response('{"x": 1}'), "missing_tool_call"),
         ):
             assert caller.verify(wrong, **row)["error_type"] == kind
         with pytest.raises(PeerFailed, match="no JSON Schema"):
@@ -301,7 +301,7 @@ def test_programs_are_graded_in_a_sandbox_of_the_named_backend() -> None:
     row = {"verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}}
     with opened(CodeGen, debug=True, sandbox="local") as server:
         assert graded(server, f"```python\n{PROGRAMS[0]}\n```", row) == 1.0
-        response = server.caller().verify(said("```python\nprint(open('/etc/passwd').read())\n```"), **row)
+        response = server.caller().verify(model_response("```python\nprint(open('/etc/passwd').read())\n```"), **row)
     assert "PermissionError" in response["errors"][0]
 
 
@@ -328,7 +328,7 @@ def test_a_program_that_breaks_or_breaks_out_is_wrong_and_nothing_else_happens(
     code: Any, program: str, words: str | None
 ) -> None:
     row = {"verifier_metadata": {"unit_tests": {"inputs": ["1 2\n"], "outputs": ["3\n"]}}}
-    response = code.caller().verify(said(f"```python\n{program}\n```"), **row)
+    response = code.caller().verify(model_response(f"```python\n{program}\n```"), **row)
     assert response["reward"] == 0.0
     assert words is None or words in response["errors"][0]
 
@@ -384,21 +384,25 @@ def test_whole_numbers_are_not_rounded_until_they_are_equal(code: Any) -> None:
 def test_after_an_input_without_an_end_the_others_are_not_tried(code: Any) -> None:
     tests = {"inputs": ["1", "2", "3"], "outputs": ["1", "2", "3"]}
     program = "n = input()\nwhile n == '1': pass\nprint(n)"
-    response = code.caller().verify(said(f"```python\n{program}\n```"), verifier_metadata={"unit_tests": tests})
+    response = code.caller().verify(
+        model_response(f"```python\n{program}\n```"), verifier_metadata={"unit_tests": tests}
+    )
     assert response["result"] == [False] * 3
     assert "not reached" in response["errors"][1]
 
 
 def test_tests_without_as_many_outputs_are_the_rows_fault(code: Any) -> None:
     row = {"verifier_metadata": {"unit_tests": {"inputs": ["1", "2"], "outputs": ["1"]}}}
-    answer = code.caller().post("/verify", {"response": said("```\nprint(1)\n```"), **row})
+    answer = code.caller().post("/verify", {"response": model_response("```\nprint(1)\n```"), **row})
     assert answer.status == 422
 
 
 def test_a_comparison_that_cannot_be_made_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("palestra.gym.shipped.resources_servers.math_with_judge.app.CHILD", "palestra.no_such_module")
     with opened(Math) as server:
-        answer = server.caller().post("/verify", {"response": said(r"\boxed{\frac{4}{2}}"), "expected_answer": "2"})
+        answer = server.caller().post(
+            "/verify", {"response": model_response(r"\boxed{\frac{4}{2}}"), "expected_answer": "2"}
+        )
         assert answer.status == 500
         assert "does not start" in answer.value()
 
@@ -451,7 +455,7 @@ def test_checks_get_through_any_text(name: str, text: str, given: dict[str, Any]
 )
 def test_instructions_that_are_none_are_the_rows_fault(metadata: dict[str, Any]) -> None:
     with opened(InstructionFollowing) as server:
-        answer = server.caller().post("/verify", {"response": said("x"), "verifier_metadata": metadata})
+        answer = server.caller().post("/verify", {"response": model_response("x"), "verifier_metadata": metadata})
         assert answer.status == 422
 
 
@@ -478,7 +482,7 @@ def test_structures_made_to_break_the_check_are_just_wrong(schema: str, kind: st
 @pytest.mark.parametrize("target", ["#/$defs/none", "http://127.0.0.1:1/x.json"])
 def test_a_schema_that_refers_elsewhere_is_the_rows_fault_and_nothing_is_fetched(target: str) -> None:
     with opened(StructuredOutputs) as server:
-        body = {"response": said("{}"), "schema_str": json.dumps({"$ref": target})}
+        body = {"response": model_response("{}"), "schema_str": json.dumps({"$ref": target})}
         answer = server.caller().post("/verify", body)
         assert answer.status == 422
         assert "refers to what is not in it" in answer.value()["detail"]

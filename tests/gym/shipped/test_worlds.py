@@ -12,7 +12,7 @@ from palestra.environments.platform.golden import ANSWER_TOOL, play_golden
 from palestra.gym.errors import PeerFailed
 from palestra.gym.shipped.resources_servers.guess_number.app import GuessNumber
 from palestra.gym.shipped.resources_servers.platform_world.app import PlatformWorld, row_of
-from palestra.gym.testing import OpenedServer, opened, said
+from palestra.gym.testing import OpenedServer, model_response, opened
 
 
 def played(world: OpenedServer, key: str, *, golden: bool) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def played(world: OpenedServer, key: str, *, golden: bool) -> dict[str, Any]:
             assert caller.post(f"/{call.tool}", call.arguments).raw().decode() == result.text
         if solution.answer is not None:
             caller.post(f"/{ANSWER_TOOL}", {"answer": solution.answer})
-    return caller.verify(said("done"), task_key=key)
+    return caller.verify(model_response("done"), task_key=key)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_task_that_is_none_is_refused() -> None:
         assert answer.status == 422
         assert b"not a task key" in answer.raw()
         with pytest.raises(PeerFailed, match="session"):
-            world.caller().verify(said("x"), task_key="keys-put_number-0b-0")
+            world.caller().verify(model_response("x"), task_key="keys-put_number-0b-0")
 
 
 def test_the_app_and_level_of_a_task_are_in_the_metrics() -> None:
@@ -70,7 +70,10 @@ def test_a_game_goes_on_until_the_number_is_found() -> None:
         caller = game.caller()
         row = {"responses_create_params": {"input": []}, "secret": 42, "guesses": 4}
         assert "from 1 to 100" in caller.post("/reset", row).value()["observation"]
-        steps = [caller.post("/step", {**row, "response": said(text)}).value() for text in ("50?", "none", "40", "42!")]
+        steps = [
+            caller.post("/step", {**row, "response": model_response(text)}).value()
+            for text in ("50?", "none", "40", "42!")
+        ]
         assert [one["observation"] for one in steps] == ["Lower.", "Say a number.", "Higher.", None]
         assert [one["terminated"] for one in steps] == [False, False, False, True]
         assert steps[-1]["reward"] == 0.5
@@ -80,9 +83,9 @@ def test_a_guess_is_a_number_however_it_is_written() -> None:
     with opened(GuessNumber) as server:
         caller = server.caller()
         caller.post("/reset", {"secret": 42, "guesses": 4})
-        assert caller.post("/step", {"response": said("many")}).value()["observation"] == "Say a number."
-        assert caller.post("/step", {"response": said("42.5")}).value()["observation"] == "Lower."
-        assert caller.post("/step", {"response": said("So 42.0.")}).value()["terminated"]
+        assert caller.post("/step", {"response": model_response("many")}).value()["observation"] == "Say a number."
+        assert caller.post("/step", {"response": model_response("42.5")}).value()["observation"] == "Lower."
+        assert caller.post("/step", {"response": model_response("So 42.0.")}).value()["terminated"]
 
 
 def test_a_game_ends_with_the_last_guess() -> None:
@@ -90,5 +93,5 @@ def test_a_game_ends_with_the_last_guess() -> None:
         caller = game.caller()
         row = {"responses_create_params": {"input": []}, "secret": 42, "guesses": 1}
         caller.post("/reset", row)
-        step = caller.post("/step", {**row, "response": said("7")}).value()
+        step = caller.post("/step", {**row, "response": model_response("7")}).value()
         assert (step["terminated"], step["reward"], step["observation"]) == (True, 0.0, "No. It was 42.")

@@ -13,7 +13,7 @@ from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
-from palestra.environments.fleet.user_model import UserModel, in_own_words, user_model_of
+from palestra.environments.fleet.user_model import UserModel, rephrased, user_model_of
 from palestra.environments.platform import Instance, PlatformError, PlatformTask, TaskVerdict, app_of, verify
 from palestra.environments.platform.scripted_user import TALK
 from palestra.environments.platform.seeds import seed_named
@@ -67,7 +67,7 @@ class EmbeddedBackend:
 
     async def _spoken(self, user: UserModel, answer: ToolAnswer) -> ToolAnswer:
         """Puts what the script says into a model's words."""
-        text = await in_own_words(user, self._opened.hidden_facts(), answer.result["user"])
+        text = await rephrased(user, self._opened.hidden_facts(), answer.result["user"])
         with self._opened.transaction() as connection:
             connection.execute("UPDATE _talk SET text = ? WHERE id = (SELECT max(id) FROM _talk)", (text,))
         return msgspec.structs.replace(answer, result={**answer.result, "user": text})

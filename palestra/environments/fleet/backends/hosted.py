@@ -14,7 +14,7 @@ from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, name_of
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform.verifiers import VerifierExecution, score_of
 from palestra.util.json_types import JsonObject
 
@@ -52,7 +52,7 @@ class HostedBackend:
             async with asyncio.timeout(RESET_S):
                 await self._env.reset()
         except Exception as e:  # boundary: the SDK's errors have no common class; the episode continues
-            log.warning("instance %s was not reset: %s", self._env.instance_id, words(e))
+            log.warning("instance %s was not reset: %s", self._env.instance_id, error_text(e))
 
     async def list_tools(self) -> list[ToolSpec]:
         is_computer = self._task.task_modality == COMPUTER
@@ -65,7 +65,7 @@ class HostedBackend:
                 self._connections.append(connection)
                 tools = await connection.list_tools()
             except Exception as e:  # boundary: if one endpoint fails, another may work
-                problems.append(words(e))
+                problems.append(error_text(e))
                 continue
             for tool in tools:
                 is_for_us = (name_of(tool) == COMPUTER_TOOL) == is_computer
@@ -102,7 +102,9 @@ class HostedBackend:
             try:
                 await env.close()
             except Exception as e:  # boundary: closing must not hide how the episode ended
-                log.warning("instance %s could not be deleted and will expire by itself: %s", env.instance_id, words(e))
+                log.warning(
+                    "instance %s could not be deleted and will expire by itself: %s", env.instance_id, error_text(e)
+                )
         fleet, self._fleet = self._fleet, None
         if fleet is not None:
             await fleet._httpx_client.aclose()  # the SDK has no way of its own to close its connections
@@ -122,7 +124,7 @@ class HostedBackend:
                 is_passing = any(word in str(e).lower() for word in PASSING)
                 delay_s = next(delays_s, None) if is_passing else None
                 if delay_s is None:
-                    raise BackendError(f"Fleet could not make an instance of {task.env_key}: {words(e)}") from e
+                    raise BackendError(f"Fleet could not make an instance of {task.env_key}: {error_text(e)}") from e
                 await asyncio.sleep(delay_s)
 
     async def _verdict(self, given: JsonObject) -> FleetGrade:
@@ -143,7 +145,7 @@ class HostedBackend:
         try:
             found = await fleet_task.verify_detailed_async(self._env, **given)
         except Exception as e:  # boundary: whatever fails there, the grade is unknown
-            return FleetGrade(score=None, error=words(e))
+            return FleetGrade(score=None, error=error_text(e))
         return judged(found)
 
 

@@ -21,7 +21,7 @@ from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform.verifiers import score_of
 from palestra.util.json_types import JsonObject
 
@@ -93,7 +93,7 @@ class McpBackend:
                 else:
                     returned = await asyncio.to_thread(self._verifier, finished)
         except AssertionError as e:
-            return FleetGrade(score=0.0, error=words(e))
+            return FleetGrade(score=0.0, error=error_text(e))
         try:
             return FleetGrade(score=score_of(returned))
         except ValueError as e:

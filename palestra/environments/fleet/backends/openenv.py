@@ -20,7 +20,7 @@ from palestra.environments.fleet.mcp_client import answer_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.util.json_types import JsonObject
 
 MAX_FRAME = 100 * 1024 * 1024  # as in OpenEnv's own client
@@ -60,7 +60,7 @@ class OpenEnvBackend:
                 address, additional_headers=headers, max_size=MAX_FRAME, open_timeout=self._timeout_s, proxy=None
             )
         except Exception as e:  # boundary: errors of DNS, TLS, HTTP or WebSockets
-            raise BackendError(f"no OpenEnv server at {self._given.url}: {words(e)}") from e
+            raise BackendError(f"no OpenEnv server at {self._given.url}: {error_text(e)}") from e
         response = await self._request("reset", self._filled(self._given.reset, None))
         if "error" in response:
             raise BackendError(f"the OpenEnv server could not reset: {response['error']}")
@@ -110,7 +110,9 @@ class OpenEnvBackend:
             await self._socket.send(json.dumps({"type": kind, "data": data}))
             frame: Any = json.loads(await self._socket.recv())
         except Exception as e:  # boundary: errors of the socket, or invalid JSON
-            raise BackendError(f"the connection to the OpenEnv server at {self._given.url} is lost: {words(e)}") from e
+            raise BackendError(
+                f"the connection to the OpenEnv server at {self._given.url} is lost: {error_text(e)}"
+            ) from e
         self._is_waiting = False
         response = frame.get("data") or {}
         if frame.get("type") != "error":

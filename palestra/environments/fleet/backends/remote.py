@@ -15,7 +15,7 @@ from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
-from palestra.environments.guarded_calls import words
+from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform import PlatformError
 from palestra.environments.platform.verifiers import VerifierExecution
 from palestra.environments.platform.verifiers.source import verifier_source
@@ -91,7 +91,7 @@ class RemoteBackend:
             found = await self._sent("POST", f"{runner}/diff/structured", {}, await self._runner_token())
             return changed_rows(found["diff"])[:MAX_CHANGES]
         except (BackendError, LookupError, TypeError, AttributeError) as e:
-            log.warning("the platform at %s does not say what was changed: %s", self._base_url, words(e))
+            log.warning("the platform at %s does not say what was changed: %s", self._base_url, error_text(e))
             return []
 
     async def close(self) -> None:
@@ -103,7 +103,7 @@ class RemoteBackend:
                 await http.delete(f"{self._base_url}/v1/env/instances/{instance['instance_id']}")
         except Exception as e:  # boundary: closing must not hide how the episode ended
             log.warning(
-                "an instance at %s could not be deleted and will expire by itself: %s", self._base_url, words(e)
+                "an instance at %s could not be deleted and will expire by itself: %s", self._base_url, error_text(e)
             )
         finally:
             await http.aclose()
@@ -146,7 +146,7 @@ class RemoteBackend:
             answer = await self._http.request(method, url, json=body, headers=headers)
             found = answer.json() if answer.is_success else None
         except Exception as e:  # boundary: errors of the connection, or invalid JSON
-            raise BackendError(f"the platform at {self._base_url} did not answer: {words(e)}") from e
+            raise BackendError(f"the platform at {self._base_url} did not answer: {error_text(e)}") from e
         if not isinstance(found, dict):
             raise BackendError(f"the platform at {self._base_url} answered {answer.status_code}: {answer.text[:SHOWN]}")
         return found

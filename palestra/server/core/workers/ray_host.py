@@ -263,7 +263,7 @@ class RayHost:
     async def _what_is_missing(self) -> str:
         each = " + ".join(f"{amount:g} {kind}" for kind, amount in self._needs[0].items())
         ranks = "" if len(self._needs) == 1 else f" for each of its {len(self._needs)} ranks"
-        nodes = "; ".join(node.words for node in await cluster_nodes())
+        nodes = "; ".join(node.summary for node in await cluster_nodes())
         return f"no node of the Ray cluster has room for {self.name}: it needs {each}{ranks}; there are: {nodes}"
 
 

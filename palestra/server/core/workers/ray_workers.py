@@ -49,7 +49,7 @@ class RayWorkers:
         nodes = await cluster_nodes()
         network = LinkNetwork(ray.host or own_address(), secret)
         stack.push_async_callback(asyncio.to_thread, network.close)
-        log.info("joined a Ray cluster", address=ray.address, nodes=[node.words for node in nodes])
+        log.info("joined a Ray cluster", address=ray.address, nodes=[node.summary for node in nodes])
         return cls(config, ray, secret, network, nodes)
 
     def place(self, config: WorkerConfig, model: ModelConfig) -> tuple[WorkerConfig, RemoteWorker]:

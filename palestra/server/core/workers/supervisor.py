@@ -327,7 +327,7 @@ class WorkerSupervisor:
             if self._stopping:
                 return
             words = last_output(self._log_file)
-            log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_words=words)
+            log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_output=words)
             self.listener.on_exit(self, ending)
             if was_ready:
                 pauses = RESTARTS.pauses()

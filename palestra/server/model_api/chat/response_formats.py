@@ -106,11 +106,11 @@ def _json(where: str, schema: object, options: JsonMapping = MappingProxyType({}
 
 
 def _regex(where: str, expression: object) -> Grammar:
-    return Grammar(kind=GrammarKind.REGEX, text=_words(where, expression))
+    return Grammar(kind=GrammarKind.REGEX, text=_required_text(where, expression))
 
 
 def _grammar(where: str, grammar: object) -> Grammar:
-    return Grammar(kind=GrammarKind.LARK, text=_words(where, grammar))
+    return Grammar(kind=GrammarKind.LARK, text=_required_text(where, grammar))
 
 
 def _one_of(where: str, choices: object) -> Grammar:
@@ -121,7 +121,7 @@ def _one_of(where: str, choices: object) -> Grammar:
     return Grammar(kind=GrammarKind.LARK, text=f"start: CHOICE\nCHOICE: {texts}")
 
 
-def _words(where: str, given: object) -> str:
+def _required_text(where: str, given: object) -> str:
     if not isinstance(given, str) or not given.strip():
         raise _wrong(where, f"{shown(given)} must be a text that is not empty")
     return given

@@ -22,17 +22,17 @@ def write_package(app: TaskApp, folder: Path) -> list[Path]:
     """Returns the written files. Raises PlatformError or OSError; a folder that is not empty is not changed."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise PlatformError(f"{folder} is not empty; name a new folder")
-    words = _words(app)
+    values = _template_values(app)
     written: list[Path] = []
     for name, template in _templates(files(TEMPLATE).joinpath("template"), Path()):
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(Template(template).substitute(words), encoding="utf-8")
+        file.write_text(Template(template).substitute(values), encoding="utf-8")
         written.append(file)
     return written
 
 
-def _words(app: TaskApp) -> dict[str, str]:
+def _template_values(app: TaskApp) -> dict[str, str]:
     return {
         "app": app.key,
         "package": f"palestra_{app.key}",

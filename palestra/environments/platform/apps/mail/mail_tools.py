@@ -58,7 +58,7 @@ def _conditions(
     requested, args = ["m.folder_id = ?"], [folder(context, folder_name or TRASH)["id"]]
     if not folder_name:
         requested = ["m.folder_id != ?"]
-    for word in _words(query or ""):
+    for word in _search_terms(query or ""):
         requested.append("instr(lower(m.subject || char(10) || m.body), lower(?))")
         args.append(word)
     if sender:
@@ -76,7 +76,7 @@ def _conditions(
     return requested, args
 
 
-def _words(query: str) -> list[str]:
+def _search_terms(query: str) -> list[str]:
     found = query.split()
     if len(found) > MAX_WORDS:
         raise ToolError("bad_arguments", f"a query has at most {MAX_WORDS} words", "every word must occur: use fewer")
