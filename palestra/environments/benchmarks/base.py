@@ -35,21 +35,27 @@ class BenchmarkEnv(BaseTextEnv):
 
     @classmethod
     def tasks(cls, split: str, env_config: Mapping[str, Any] | None = None) -> list[JsonObject]:
-        """Returns the rows of its test split as tasks. Raises TaskFileError."""
+        """Returns the rows of its test split as tasks, or those to train on where it has some. Raises TaskFileError."""
         options = dict(env_config or {})
         for name in options.keys() - set(cls.settings):
             raise TaskFileError(f"{cls.benchmark}: no setting {name!r}; {did_you_mean(name, cls.settings)}")
-        return cls.rows(options) if split == "eval" else []
+        return cls.rows(options) if split == "eval" else cls.training_tasks(options)
 
     @classmethod
     def rows(cls, options: JsonObject) -> list[JsonObject]:
         rows = list(rows_of(cls.about(), options.get("data")))
-        shots = cls.examples(rows, options)
-        return [
-            {**task, "prompt": cls.conversation(task, shots, options)}
-            for place, row in enumerate(cls.test_rows(rows))
-            for task in [cls.task_of(row, place)]
-        ]
+        return cls.asked(cls.test_rows(rows), cls.examples(rows, options), options)
+
+    @classmethod
+    def training_tasks(cls, options: JsonObject) -> list[JsonObject]:
+        """Returns tasks that are not among those of the test split; most benchmarks have none."""
+        return []
+
+    @classmethod
+    def asked(cls, rows: Iterable[Row], shots: ConversationType, options: JsonObject) -> list[JsonObject]:
+        """Returns rows as tasks with their prompts."""
+        tasks = (cls.task_of(row, place) for place, row in enumerate(rows))
+        return [{**task, "prompt": cls.conversation(task, shots, options)} for task in tasks]
 
     @classmethod
     def test_rows(cls, rows: Iterable[Row]) -> Iterable[Row]:

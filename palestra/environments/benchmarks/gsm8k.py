@@ -28,6 +28,16 @@ class Gsm8k(BenchmarkEnv):
         return {"id": f"gsm8k-{place}", "question": field(row, "question"), "answer": str(field(row, "answer"))}
 
     @classmethod
+    def training_tasks(cls, options: JsonObject) -> list[JsonObject]:
+        """The rows of the training file beside the test file, without examples before them."""
+        (file, *_) = data_files(cls.about(), options.get("data"))
+        train = _training_file(file)
+        if train is None:
+            raise TaskFileError(f"gsm8k: its training file (*train*{file.suffix}) must be beside {file}")
+        tasks = cls.asked(read_rows(train), [], options)
+        return [{**task, "id": f"gsm8k-train-{place}"} for place, task in enumerate(tasks)]
+
+    @classmethod
     def examples(cls, rows: list[Row], options: JsonObject) -> ConversationType:
         """The first rows of the training split, in the dataset's own words."""
         if not (count := int(options.get("shots") or 0)):

@@ -39,7 +39,10 @@ def test_files_are_found_in_the_cache_of_the_hub(tmp_path, monkeypatch):
     asked = Gsm8k.tasks("eval")
     assert [task["id"] for task in asked] == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
     assert asked[0]["prompt"][0]["content"].startswith(rows.GSM8K[0]["question"])
-    assert Gsm8k.tasks("train") == []
+    assert [task["id"] for task in Gsm8k.tasks("train")] == ["gsm8k-train-0", "gsm8k-train-1", "gsm8k-train-2"]
+    (main / "train-00000-of-00001.parquet").unlink()
+    with pytest.raises(TaskFileError, match=r"its training file .* must be beside"):
+        Gsm8k.tasks("train")
     write_rows(hub_snapshot(tmp_path, "HuggingFaceH4/MATH-500") / "test.jsonl", rows.MATH500)
     first = Math500.tasks("eval")[0]
     assert (first["id"], first["answer"], first["level"]) == ("algebra-0", "\\frac{1}{2}", "level-1")
