@@ -86,7 +86,7 @@ async def run_steps(scratch: Path, folder: Path, device: str, size: Size, progre
     ) as url:
         settings = [
             *("kind=grpo", f"steps={size.steps}", "eval.every=0", "checkpoint.every=1000000", f"server={url}"),
-            "data.overlong=keep",
+            "rollout.endings.length=grade",
             *("model.name=random", "model.rank=32", f"model.tokenizer={folder}", f"runs={scratch / 'runs'}"),
             f"rollout={{group_size: {size.samples}, groups_per_step: {size.groups}, max_tokens: {size.tokens}}}",
             'environments=[{name: "peers.random_reward:RandomReward"}]',

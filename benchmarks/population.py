@@ -39,7 +39,12 @@ SETUPS = ("cpu", "memory", "h200-0.6b", "h200-4b", "h200-bits", "h200-64")
 CUDA = ("model.device=cuda",)
 RANDOM = (
     *("rollout.group_size=8", "rollout.groups_per_step=8", "rollout.max_tokens=256", "rollout.max_context=512"),
-    *("data.max_sequence_length=512", "data.overlong=keep", "data.zero_variance=keep", "update_guard.enabled=false"),
+    *(
+        "data.max_sequence_length=512",
+        "rollout.endings.length=grade",
+        "data.zero_variance=keep",
+        "update_guard.enabled=false",
+    ),
     *("eval.every=0", "checkpoint.every=1000", "checkpoint.keep_best=null", "steps=5", "optimizer.lr=1e-5"),
 )
 CROWD = 64

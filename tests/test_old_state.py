@@ -26,6 +26,7 @@ from palestra.cli import main
 from palestra.config.serve import load_serve_config
 from palestra.config.train import load_train_config
 from palestra.testing.random_model import make_random_model
+from palestra.util.renamed import with_new_keys
 from tests.server.conftest import NAME, Server
 from tests.server.episodes.conftest import Api
 from tests.server.raw import Model, Raw, datum, ok
@@ -187,13 +188,14 @@ def flat(data: Any, at: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["serve", "grpo", "sft"])
-def test_a_config_means_what_it_meant(name: str, fixture: Path) -> None:
-    """Every setting of it is known, and has the value that the file gives."""
-    file = fixture / f"{name}.yaml"
+def test_a_config_means_what_it_meant(name: str, fixture: Path, tmp_path: Path) -> None:
+    """Every setting of it is known, by its name of today, and has the value that the file gives."""
+    given = with_new_keys(yaml.safe_load((fixture / f"{name}.yaml").read_text()))
+    (file := tmp_path / "today.yaml").write_text(yaml.safe_dump(given))
     load = load_serve_config if name == "serve" else load_train_config
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", ResourceWarning)  # connections of SDK clients whose tests are over
         resolved = flat(load([file], []).model_dump(mode="json"))
-    said = flat(yaml.safe_load(file.read_text()))
+    said = flat(given)
     assert said == {name: resolved[name] for name in said}

@@ -73,7 +73,7 @@ def _episode(task: Task, policy: ProbePolicy, repeat: int, rollout: Rollout) -> 
     trouble = None
     if rollout.stop is RolloutStop.TIMEOUT:
         trouble = Trouble.HUNG
-    elif rollout.stop.is_failure:
+    elif rollout.has_failed:
         trouble = Trouble.RAISED
     return ProbeEpisode(
         task=task.id,

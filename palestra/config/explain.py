@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from palestra.util.renamed import new_name
+from palestra.util.renamed import new_key
 from palestra.util.suggest import nearest
 
 Key = tuple[str | int, ...]
@@ -37,8 +37,8 @@ def key_text(key: Key) -> str:
 def _line(one: ErrorDetails, model: type[BaseModel], data: object, sources: Mapping[Key, str]) -> str:
     if one["type"] == "extra_forbidden":
         key = one["loc"]
-        if new := new_name(key):
-            return f"{key_text(key)} is now called {key_text((*key[:-1], new))}{_where(key, sources)}"
+        if new := new_key(key):
+            return f"{key_text(key)} is now called {key_text(new)}{_where(key, sources)}"
         return f"unknown key {key_text(key)!r}{_where(key, sources)}; {_nearest(key, model)}"
     if one["type"] == "missing":
         return f"{key_text(one['loc'])} is missing{_where(one['loc'], sources)}"

@@ -26,6 +26,7 @@ from palestra.config.bundled import EPHEBE
 from palestra.config.card import CardConfig
 from palestra.config.difficulty import DifficultyConfig
 from palestra.config.distillation import DistillationConfig, TeacherConfig, teacher_by_environment
+from palestra.config.endings import DistillEndingsConfig, EndingsConfig
 from palestra.config.environment_entries import (
     EnvironmentEntry,
     check_coding,
@@ -85,6 +86,11 @@ class RolloutConfig(Config):
     """Maximum tokens of one turn."""
     max_context: TokenLimit = 4096
     """Maximum tokens of prompt and turns together; a rollout without room for another turn ends."""
+    max_tool_calls: PositiveInt | None = None
+    """Maximum number of tool calls; a rollout that has made them ends. For environments that report their calls."""
+    max_parse_failures: PositiveInt | None = None
+    """Maximum number of turns in a row that cannot be read; then a rollout ends. For environments that report them."""
+    endings: EndingsConfig = EndingsConfig()
     temperature: float = Field(default=1.0, gt=0, le=MAX_TEMPERATURE)
     """Sampling temperature of rollouts."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -107,8 +113,6 @@ class DataConfig(Config):
 
     max_sequence_length: TokenLimit = 4096
     """Maximum tokens of a row; longer rows lose their end."""
-    overlong: Literal["mask", "keep"] = "mask"
-    """mask: a rollout whose last turn was cut teaches nothing (DAPO's filter). keep: it counts as it was graded."""
     zero_variance: Literal["refill", "drop", "keep"] = "refill"
     """Groups whose rewards are all equal teach nothing: play others instead, drop them, or keep them."""
     max_refills: NonNegativeInt = 2
@@ -403,11 +407,15 @@ class GrpoConfig(RunConfig):
 class DistillDataConfig(DataConfig):
     """How rollouts that a teacher scores become the rows of a batch."""
 
-    overlong: Literal["mask", "keep"] = "keep"
-    """A teacher can score a rollout whose last turn was cut: keep it. mask: it teaches nothing."""
     zero_variance: Literal["refill", "drop", "keep"] = "keep"
     """Groups whose rewards are all equal still have a teacher's advantages: keep them. If rewards count, they can be
     dropped, or others played instead."""
+
+
+class DistillRolloutConfig(RolloutConfig):
+    """How rollouts are played and sampled that a teacher scores."""
+
+    endings: DistillEndingsConfig = DistillEndingsConfig()  # pyright: ignore[reportIncompatibleVariableOverride] (configs are frozen)
 
 
 class DistillConfig(GrpoConfig):
@@ -418,6 +426,7 @@ class DistillConfig(GrpoConfig):
     teachers: list[TeacherConfig] = Field(min_length=1)
     """The models to learn from, each in its environments."""
     distillation: DistillationConfig = DistillationConfig()
+    rollout: DistillRolloutConfig = DistillRolloutConfig()  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
     data: DistillDataConfig = DistillDataConfig()  # pyright: ignore[reportIncompatibleVariableOverride] (as above)
 
     @property

@@ -47,7 +47,7 @@ class Judges:
         reward = self._rewards.get(group.task.environment)
         if reward is None:
             return
-        rollouts = [rollout for rollout in group.all_rollouts if not rollout.stop.is_failure and rollout.messages]
+        rollouts = [rollout for rollout in group.all_rollouts if not rollout.has_failed and rollout.messages]
         judgements = await self._judges[reward.judge].grade(group.task, rollouts)
         for rollout, judgement in zip(rollouts, judgements, strict=True):
             rollout.judgement = {**msgspec.to_builtins(judgement), "own_reward": rollout.reward}

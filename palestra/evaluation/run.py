@@ -122,7 +122,7 @@ async def evaluate(config: EvaluationConfig, run: RunFolder, listener: RunListen
         raise
     run.write_eval(STEP, groups, metrics)
     listener.evaluated(STEP, metrics)
-    if not any(rollout.stop.is_failure for rollout in rollouts.values()):  # a resume plays only these again
+    if not any(rollout.has_failed for rollout in rollouts.values()):  # a resume plays only these again
         (run.path / PLAYED).unlink(missing_ok=True)
     return run.finish(RunStatus.DONE)
 
@@ -183,7 +183,7 @@ async def _judge(config: EvaluationConfig, run: RunFolder, groups: Sequence[Grou
 def _played(file: Path) -> dict[str, Rollout]:
     """What was played before. A failure says nothing about the model, so it is played again."""
     found = [msgspec.convert(row, Rollout) for row in read_lines(file)]
-    return {rollout.id: rollout for rollout in found if not rollout.stop.is_failure}
+    return {rollout.id: rollout for rollout in found if not rollout.has_failed}
 
 
 def _is_complete(config: EvaluationConfig, run: RunFolder, requests: Sequence[GroupRequest]) -> bool:

@@ -19,6 +19,8 @@ from palestra.types.rollouts import Message, RolloutStop, Task
 
 T = TypeVar("T")
 
+TOOL_CALLS, PARSE_FAILED = "tool_calls", "parse_failed"
+"""Keys in the metadata of a step: how many tool calls the turn has made, and whether it could not be read."""
 CHANGED_HISTORY = "modified_chat_history"
 """Key in the metadata of a step: the whole conversation as it is from now on."""
 SPAN_REWARDS = "span_rewards"
@@ -35,6 +37,11 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = -1
     timeout_s: float = 600.0
+    max_tool_calls: int | None = None
+    max_parse_failures: int | None = None
+    """Turns in a row that could not be read."""
+    grades_timeouts: bool = False
+    """Whether a rollout whose time is over is graded as it stands; otherwise it has no reward."""
     concurrency: int = 512
     branch: BranchConfig = BranchConfig()
     """Forks are for training: they say what a turn is worth, and evaluations measure what the policy does."""
@@ -49,6 +56,9 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
             top_p=config.top_p,
             top_k=config.top_k,
             timeout_s=config.timeout_s,
+            max_tool_calls=config.max_tool_calls,
+            max_parse_failures=config.max_parse_failures,
+            grades_timeouts=temperature is None and config.endings.timeout == "grade",
             concurrency=config.concurrency,
             branch=config.branch if temperature is None else BranchConfig(),
         )
@@ -110,7 +120,24 @@ class TurnSampler(Protocol):
 class Watcher(Protocol):
     """Sees the environment before each turn, when nothing happens in it."""
 
-    async def before_turn(self, turn: int, session: EnvSession) -> None: ...
+    async def before_turn(self, used: LimitsUsed, session: EnvSession) -> None: ...
+
+
+class LimitsUsed(Struct, frozen=True):
+    """What a rollout has used of its limits."""
+
+    turns: int = 0
+    tool_calls: int = 0
+    parse_failures: int = 0
+    """Turns in a row, up to the last one, that could not be read."""
+
+    def after(self, result: StepResult) -> LimitsUsed:
+        calls = result.metadata.get(TOOL_CALLS)
+        return LimitsUsed(
+            turns=self.turns + 1,
+            tool_calls=self.tool_calls + (calls if isinstance(calls, int) else 0),
+            parse_failures=self.parse_failures + 1 if result.metadata.get(PARSE_FAILED) else 0,
+        )
 
 
 class ForkStart(Struct, frozen=True):
@@ -118,10 +145,9 @@ class ForkStart(Struct, frozen=True):
 
     world: WorldSnapshot
     messages: list[Message]
-    turns: int
-    """Number of turns before it."""
+    used: LimitsUsed
     reward: float
-    """Sum of their rewards."""
+    """Sum of the rewards of the turns before it."""
 
 
 class PlayedRollout(Struct):
@@ -131,14 +157,17 @@ class PlayedRollout(Struct):
     """One reward for each turn that the environment answered."""
     env_s: list[float] = field(default_factory=list)
     is_ungraded: bool = False
+    has_failed: bool = False
+    """Whether it says nothing about the policy."""
+    used: LimitsUsed = LimitsUsed()
+    """Of a fork together with the rollout that it went on from."""
     seconds: float = 0.0
-    turns_before: int = 0
     reward_before: float = 0.0
-    """Those of the rollout that a fork went on from."""
+    """Of the rollout that a fork went on from."""
 
     @property
     def reward(self) -> float | None:
-        if self.stop.is_failure or self.is_ungraded or not self.rewards:
+        if self.has_failed or self.is_ungraded or not self.rewards:
             return None
         return self.reward_before + sum(self.rewards)
 
@@ -147,7 +176,7 @@ async def play(
     session: EnvSession,
     task: Task,
     turn_sampler: TurnSampler,
-    timeout_s: float,
+    settings: RolloutSettings,
     turns: TurnTaking | None = None,
     *,
     watcher: Watcher | None = None,
@@ -155,24 +184,24 @@ async def play(
 ) -> PlayedRollout:
     """Plays the rollout, or with `start` a fork. It does not raise because of the environment, nor if a sample fails.
     Everything runs in the caller's task, because an environment may have to be closed in the task that opened it."""
-    played, watch = PlayedRollout(), RolloutStopwatch(timeout_s)
+    played, watch = PlayedRollout(), RolloutStopwatch(settings.timeout_s)
     try:
         if start is None:
             await _begin(session, task, turn_sampler, watch)
         else:
-            played.turns_before, played.reward_before = start.turns, start.reward
+            played.used, played.reward_before = start.used, start.reward
             await _resume(session, start, turn_sampler, watch)
         while True:
             if turns:
                 await turns.wait()
             if watcher:
-                await timed(watch, watcher.before_turn(len(played.rewards), session))
+                await timed(watch, watcher.before_turn(played.used, session))
             said = await turn_sampler.sample_turn(len(played.rewards), watch)
             if turns:
                 await turns.wait()
-            await _step(session, said, turn_sampler, watch, played)
+            await _step(session, said, turn_sampler, watch, played, settings)
     except RolloutEnded as end:
-        await _settle(session, end, watch, played)
+        await _settle(session, end, watch, played, grades_timeouts=settings.grades_timeouts)
     played.seconds = watch.spent_s
     return played
 
@@ -194,7 +223,12 @@ async def _resume(session: EnvSession, start: ForkStart, turn_sampler: TurnSampl
 
 
 async def _step(
-    session: EnvSession, said: PolicyTurn, turn_sampler: TurnSampler, watch: RolloutStopwatch, played: PlayedRollout
+    session: EnvSession,
+    said: PolicyTurn,
+    turn_sampler: TurnSampler,
+    watch: RolloutStopwatch,
+    played: PlayedRollout,
+    settings: RolloutSettings,
 ) -> None:
     before_s = watch.spent_s
     try:
@@ -204,27 +238,31 @@ async def _step(
     played.env_s.append(watch.spent_s - before_s)
     played.rewards.append(result.reward or 0.0)
     played.is_ungraded |= result.reward is None
+    played.used = played.used.after(result)
     if SPAN_REWARDS in result.metadata:
         turn_sampler.grade_spans(result.metadata[SPAN_REWARDS])
     turn_sampler.observe(result.observations)
-    turns = played.turns_before + len(played.rewards)
-    if stop := stop_after(result, said.stop, turns, session.max_turns):
+    if stop := stop_after(result, said.stop, played.used, session.max_turns, settings):
         raise RolloutEnded(stop)
     turn_sampler.go_on(result.observations, result.metadata.get(CHANGED_HISTORY))
 
 
-async def _settle(session: EnvSession, end: RolloutEnded, watch: RolloutStopwatch, played: PlayedRollout) -> None:
+async def _settle(
+    session: EnvSession, end: RolloutEnded, watch: RolloutStopwatch, played: PlayedRollout, *, grades_timeouts: bool
+) -> None:
     """Grades an episode that was ended by us and not by the environment, by its state so far."""
     played.is_ungraded |= end.is_ungraded
-    if not end.stop.is_failure and played.rewards:
+    is_late = end.stop is RolloutStop.TIMEOUT and grades_timeouts and bool(played.rewards)
+    played.has_failed = end.stop.is_failure and not is_late
+    if not played.has_failed and played.rewards:
         try:
-            reward = await timed(watch, session.grade())
+            reward = await (session.grade() if is_late else timed(watch, session.grade()))
             played.rewards[-1] += reward or 0.0
             played.is_ungraded |= reward is None
         except EnvironmentFailure as error:
-            end = RolloutEnded(RolloutStop.ENV_FAILED, error)
+            end, played.has_failed = RolloutEnded(RolloutStop.ENV_FAILED, error), True
         except RolloutEnded as late:
-            end = late
+            end, played.has_failed = late, True
     played.stop, played.error = end.stop, end.error
 
 
@@ -235,7 +273,9 @@ async def timed(watch: RolloutStopwatch, work: Awaitable[T]) -> T:
         raise RolloutEnded(RolloutStop.TIMEOUT, late) from None
 
 
-def stop_after(result: StepResult, stop: StopReason, turns: int, max_turns: int) -> RolloutStop | None:
+def stop_after(
+    result: StepResult, stop: StopReason, used: LimitsUsed, max_turns: int, settings: RolloutSettings
+) -> RolloutStop | None:
     """Returns why the rollout stops after this turn, if it does. A turn that was cut is graded, but the rollout cannot
     continue from it. If the environment was done anyway, only Turn.stop says that it was cut."""
     if result.done:
@@ -243,4 +283,9 @@ def stop_after(result: StepResult, stop: StopReason, turns: int, max_turns: int)
         return RolloutStop.MAX_TURNS if ran_out else RolloutStop.DONE
     if stop is StopReason.LENGTH:
         return RolloutStop.LENGTH
-    return RolloutStop.MAX_TURNS if turns >= max_turns else None
+    limits = (
+        (RolloutStop.MAX_TURNS, used.turns, max_turns),
+        (RolloutStop.TOOL_CALLS, used.tool_calls, settings.max_tool_calls),
+        (RolloutStop.PARSE_FAILURES, used.parse_failures, settings.max_parse_failures),
+    )
+    return next((ending for ending, count, limit in limits if limit is not None and count >= limit), None)

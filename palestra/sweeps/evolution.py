@@ -91,7 +91,7 @@ def _moved(value: Any, factor: float, random_: random.Random) -> Any:
 
 
 def newest_state(sweep: SweepReader, member: str) -> RunState | None:
-    """The newest checkpoint of a run that is its own and has steps left to train; the last one if it is the only one."""
+    """The newest checkpoint of a run that is its own and has steps left; the last one if it is the only one."""
     files = sorted((sweep.member_path(member) / "checkpoints").glob("step_*.json"))
     states = [state for file in files if not (state := read_state(file)).is_borrowed]
     unfinished = [state for state in states if state.step < sweep.plan.members[0].config["steps"]]

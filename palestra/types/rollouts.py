@@ -30,6 +30,10 @@ class RolloutStop(StrEnum):
     """The last turn was cut at its token limit."""
     CONTEXT = "context"
     """The context has no room for another turn."""
+    TOOL_CALLS = "tool_calls"
+    """The limit on tool calls was reached."""
+    PARSE_FAILURES = "parse_failures"
+    """Too many turns in a row could not be read."""
     TIMEOUT = "timeout"
     ENV_INIT_FAILED = "env_init_failed"
     ENV_FAILED = "env_failed"
@@ -44,7 +48,7 @@ class RolloutStop(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether the rollout says nothing about the policy: it has no reward and is in no baseline."""
+        """Whether a rollout that ended so says nothing about the policy, unless a run gives timeouts a reward."""
         return self in FAILURES
 
 
@@ -173,8 +177,18 @@ class Rollout(Struct, kw_only=True):
         return [self, *self.forks]
 
     @property
+    def ending(self) -> RolloutStop:
+        """Why it ended, where a cut last turn counts as LENGTH although its environment was done with it."""
+        return RolloutStop.LENGTH if self.is_cut and not self.stop.is_failure else self.stop
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it says nothing about the policy: it has no reward and is in no baseline."""
+        return self.stop.is_failure and not (self.stop is RolloutStop.TIMEOUT and self.reward is not None)
+
+    @property
     def is_graded(self) -> bool:
-        return self.reward is not None and not self.stop.is_failure
+        return self.reward is not None and not self.has_failed
 
     @property
     def rows(self) -> list[Branch]:

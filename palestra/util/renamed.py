@@ -7,49 +7,91 @@ sweeps and snapshots are read by `with_new_keys`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from importlib import import_module
 from typing import Any
 
+Key = tuple[str | int, ...]
+
 RENAMED_KEYS = {
-    "models.*.strands": "gradient_shards",
-    "models.*.allow_other_strands": "allow_shard_mismatch",
-    "models.*.allow_other_tensor": "allow_tensor_mismatch",
-    "models.*.allow_other_weights": "allow_weights_mismatch",
-    "difficulty.memory": "ema_decay",
-    "difficulty.recheck": "recheck_every",
-    "difficulty.replay_most": "replay_buffer_size",
-    "judges.*.at_bound": "on_limit",
+    "models.*.strands": "models.*.gradient_shards",
+    "models.*.allow_other_strands": "models.*.allow_shard_mismatch",
+    "models.*.allow_other_tensor": "models.*.allow_tensor_mismatch",
+    "models.*.allow_other_weights": "models.*.allow_weights_mismatch",
+    "difficulty.memory": "difficulty.ema_decay",
+    "difficulty.recheck": "difficulty.recheck_every",
+    "difficulty.replay_most": "difficulty.replay_buffer_size",
+    "judges.*.at_bound": "judges.*.on_limit",
+    "data.overlong": "rollout.endings.length",
 }
-"""Old keys of configs, from the top, with what their last part is called now. `*`: any name, or any entry of a list."""
+"""Old keys of configs, from the top, with what they are called now. `*`: any name, or any entry of a list."""
+RENAMED_VALUES = {"data.overlong": {"keep": "grade"}}
+"""By the old keys, values that are called otherwise now."""
 
 
-def new_name(key: Sequence[str | int]) -> str | None:
-    """What the last part of a config's key is called now; None if it was not renamed."""
-    for old, new in RENAMED_KEYS.items():
+def new_key(key: Key) -> Key | None:
+    """What a config's key is called now; None if it was not renamed."""
+    return None if (old := _renamed(key)) is None else _filled(RENAMED_KEYS[old], old, key)
+
+
+def _renamed(key: Key) -> str | None:
+    for old in RENAMED_KEYS:
         parts = old.split(".")
         if len(parts) == len(key) and all(one in ("*", part) for one, part in zip(parts, key, strict=True)):
-            return new
+            return old
     return None
 
 
-def with_new_keys(saved: Any, at: Sequence[str | int] = ()) -> Any:
+def _filled(new: str, old: str, key: Key) -> Key:
+    """`new` with what stands in `key` for each `*` of `old`."""
+    names = iter([part for one, part in zip(old.split("."), key, strict=True) if one == "*"])
+    return tuple(next(names) if part == "*" else part for part in new.split("."))
+
+
+def with_new_keys(saved: Any, at: Key = ()) -> Any:
     """A copy of a saved config with the keys of today. `at`: its key, if it is a part of one."""
-    if isinstance(saved, list):
-        return [with_new_keys(value, (*at, index)) for index, value in enumerate(saved)]
-    if not isinstance(saved, dict):
-        return saved
-    return {new_name((*at, name)) or name: with_new_keys(value, (*at, name)) for name, value in saved.items()}
+    changed = deepcopy(saved)
+    for key, value in _items(saved, at):
+        if (old := _renamed(key)) is not None:
+            *parents, last = key[len(at) :]
+            del _inside(changed, parents)[last]
+            *parents, last = _filled(RENAMED_KEYS[old], old, key)[len(at) :]
+            _inside(changed, parents)[last] = _new_value(old, value)
+    return changed
 
 
 def with_new_dotted_keys(saved: dict[str, Any]) -> dict[str, Any]:
     """A copy of saved settings by dotted keys, as a sweep has them, with the keys of today."""
-    return {_new_dotted(key): value for key, value in saved.items()}
+    return dict(_new_dotted(key, value) for key, value in saved.items())
 
 
-def _new_dotted(key: str) -> str:
-    *parents, last = key.split(".")
-    return ".".join([*parents, new_name((*parents, last)) or last])
+def _new_dotted(key: str, value: Any) -> tuple[str, Any]:
+    parts = tuple(key.split("."))
+    if (old := _renamed(parts)) is None:
+        return key, value
+    new = ".".join(map(str, _filled(RENAMED_KEYS[old], old, parts)))
+    return new, [_new_value(old, one) for one in value] if isinstance(value, list) else _new_value(old, value)
+
+
+def _new_value(old: str, value: Any) -> Any:
+    names = RENAMED_VALUES.get(old, {})
+    return names.get(value, value) if isinstance(value, str) else value
+
+
+def _items(saved: Any, at: Key) -> Iterator[tuple[Key, Any]]:
+    """Everything in a config by its key."""
+    if isinstance(saved, dict | list):
+        for name, value in saved.items() if isinstance(saved, dict) else enumerate(saved):
+            yield (*at, name), value
+            yield from _items(value, (*at, name))
+
+
+def _inside(config: Any, key: Sequence[str | int]) -> Any:
+    """The part of a config with this key, made where it is missing."""
+    for part in key:
+        config = config.setdefault(part, {}) if isinstance(config, dict) else config[part]
+    return config
 
 
 def renamed(module: str, **names: str) -> Callable[[str], object]:

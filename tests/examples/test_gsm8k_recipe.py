@@ -15,7 +15,7 @@ from tests.environments.benchmarks import rows
 from tests.environments.benchmarks.rows import write_rows
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "real" / "gsm8k.py"
-SMALL = ["rollout.groups_per_step=2", "rollout.group_size=2", "rollout.max_tokens=16", "data.overlong=keep"]
+SMALL = ["rollout.groups_per_step=2", "rollout.group_size=2", "rollout.max_tokens=16", "rollout.endings.length=grade"]
 SMALL += ["data.zero_variance=keep", "checkpoint.every=1", "eval.every=1"]
 
 

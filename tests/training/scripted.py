@@ -101,7 +101,7 @@ class HangingSampler(ScriptedSampler):
 class ScriptedEnv(BaseTextEnv):
     """Made of its extras. `steps`: for each turn what step answers, {"raise": text}, {"hang": True} or {"sleep_s": …};
     reward 0 and one user message where it does not say. `init` likewise, and `places`: how many may be there at once.
-    `close_s`: how long closing takes."""
+    `grade`: what it is worth as it stands. `close_s`: how long closing takes."""
 
     max_turns = 100
     alive: set[ScriptedEnv] = set()  # noqa: RUF012
@@ -130,6 +130,9 @@ class ScriptedEnv(BaseTextEnv):
         self.log.append("close")
         assert asyncio.current_task() is self.task, "closed in another task than it was opened in"
         self.alive.remove(self)
+
+    def grade(self) -> float:
+        return self.extras.get("grade", 0.0)
 
     def get_metrics(self) -> dict[str, Any]:
         return {"turns": self.turns}

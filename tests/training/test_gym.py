@@ -49,8 +49,8 @@ def write_rows(folder: Path) -> Path:
 
 def test_a_step_over_two_agents_of_a_gym_and_an_environment_of_this_process(run_training, tmp_path: Path) -> None:
     entries = [{"name": "gym", "tasks": str(write_rows(tmp_path)), "weight": 2, "config": GYM}, {"name": "arithmetic"}]
-    rollout = {"group_size": 2, "groups_per_step": 6, "max_tokens": 16}
-    data = {"zero_variance": "keep", "overlong": "keep"}
+    rollout = {"group_size": 2, "groups_per_step": 6, "max_tokens": 16, "endings": {"length": "grade"}}
+    data = {"zero_variance": "keep"}
     folder = run_training("mixed", environments=entries, rollout=rollout, data=data, steps=1, alias="mixed")
     reader = RunReader(folder.path)
     (metrics,) = reader.read_metrics()

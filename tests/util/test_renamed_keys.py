@@ -31,8 +31,8 @@ def test_an_old_key_on_the_command_line_is_told_its_new_name(old: str, new: str,
     typed = old.replace("models.*", "models.0").replace("*", "j")
     with pytest.raises(ConfigError) as caught:
         load([], [*given, f"{typed}=1"])
-    shown = typed.replace("models.0", "models[0]")
-    assert f"{shown} is now called {shown.rpartition('.')[0]}.{new} ({typed}=1)" in caught.value.problems
+    shown, renamed = (key.replace("models.*", "models[0]").replace("*", "j") for key in (old, new))
+    assert f"{shown} is now called {renamed} ({typed}=1)" in caught.value.problems
 
 
 def test_an_old_key_in_a_file_is_told_its_new_name_and_the_file(tmp_path: Path) -> None:
@@ -49,6 +49,8 @@ def test_a_run_that_was_saved_with_old_keys_goes_on_and_is_evaluated_with_them(t
         file = run.config_file
     about = json.loads(file.read_text())
     about["config"]["difficulty"] = OLD_DIFFICULTY
+    about["config"]["data"]["overlong"] = "keep"
+    del about["config"]["rollout"]["endings"]
     about["config"]["judges"]["j"]["at_bound"] = about["config"]["judges"]["j"].pop("on_limit")
     file.write_text(json.dumps(about))
 
@@ -58,6 +60,7 @@ def test_a_run_that_was_saved_with_old_keys_goes_on_and_is_evaluated_with_them(t
         resumed.model_dump()["difficulty"] | {"ema_decay": 0.25, "recheck_every": 3, "replay_buffer_size": 7}
         == (resumed.model_dump()["difficulty"])
     )
+    assert resumed.model_dump()["rollout"]["endings"]["length"] == "grade"
     assert load_evaluation_config([], [file], []).judges["j"].on_limit == "stop"
 
 

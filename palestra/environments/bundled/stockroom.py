@@ -74,18 +74,23 @@ class Stockroom(BaseTextEnv):
         self.init_tool_groups([StockroomTools(stock)])
         self._tool_calls = 0
         self._tool_errors = 0
-        self._has_parse_error = False
+        self._parse_errors = 0
         self._is_over = False
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         if self._is_over:
             raise RuntimeError("stockroom: the episode is over")
         self.turns += 1
-        said = without_thinking(action)
+        said, calls, before = without_thinking(action), self._tool_calls, self._parse_errors
         is_done = DONE in said
         observation = self._run_tool(said, is_done)
         self._is_over = is_done or self.turns >= self.max_turns
-        metadata = {"turn": self.turns, "observation": observation}
+        metadata = {
+            "turn": self.turns,
+            "observation": observation,
+            "tool_calls": self._tool_calls - calls,
+            "parse_failed": self._parse_errors > before,
+        }
         if not self._is_over:
             message = {"role": "user", "content": observation}
             return BaseTextEnvStepOutput(observations=[message], reward=0.0, done=False, metadata=metadata)
@@ -97,7 +102,7 @@ class Stockroom(BaseTextEnv):
             "turns": self.turns,
             "tool_calls": self._tool_calls,
             "tool_errors": self._tool_errors,
-            "parse_error": float(self._has_parse_error),
+            "parse_error": float(self._parse_errors > 0),
         }
 
     def _run_tool(self, said: str, is_done: bool) -> str:
@@ -111,7 +116,7 @@ class Stockroom(BaseTextEnv):
                 self._tool_errors += 1
                 return tool_error(str(refusal))
         if isinstance(call, ParseFailure) or not is_done:
-            self._has_parse_error = True
+            self._parse_errors += 1
         return tool_error(call.reason if isinstance(call, ParseFailure) else NO_CALL)
 
     def _execute(self, call: ParsedCall) -> int:
@@ -126,7 +131,7 @@ class Stockroom(BaseTextEnv):
         """Grades the answer, which is what was said last, not the arguments of a call."""
         number = last_integer(CALLS.sub(" ", said.partition(DONE)[0]))
         if number is None:
-            self._has_parse_error = True
+            self._parse_errors += 1
         return 1.0 if number == self._answer else 0.0
 
 

@@ -169,6 +169,7 @@ class FleetTaskEnv(BaseTextEnv):
         self._say("assistant", action)
         is_last = self.turns >= self.max_turns
         read = self._said_to_user(parse_action(action, self.settings.grammar), action)
+        calls, parse_errors = self.tool_calls, self.parse_errors
         outcome = await self._acted(read, is_last)
         self._count(read, outcome)
         if outcome.is_ended or is_last:
@@ -181,6 +182,8 @@ class FleetTaskEnv(BaseTextEnv):
         metadata = {
             "task_key": self.task_key,
             "turn": self.turns,
+            "tool_calls": self.tool_calls - calls,
+            "parse_failed": self.parse_errors > parse_errors,
             "tool_call": None if read.call is None else msgspec.to_builtins(read.call),
             "tool_result": outcome.result,
             "error": outcome.error,

@@ -169,7 +169,7 @@ class _Translation:
             if self._peek(f"policy.generation.{key}"):
                 self._lose(f"policy.generation.{key}", "the rows and the gym's agent say where to stop")
         if (overlong := self._take("grpo.overlong_filtering")) is not None:
-            self._set("data.overlong", "mask" if overlong else "keep")
+            self._set("rollout.endings.length", "mask" if overlong else "grade")
         if self._take("grpo.use_dynamic_sampling"):
             self._set("data.zero_variance", "refill")
             self._set("data.max_refills", self._take("grpo.dynamic_sampling_max_gen_batches"))

@@ -51,7 +51,7 @@ class EndpointPlayer:
             try:
                 async with ModelCalls(EvaluationCaller(self._endpoint, rollout, self._patience_s)) as calls:
                     sampler = ChatTurnSampler(calls, self._settings, rollout.seed)
-                    played = await play(session, request.task, sampler, self._settings.timeout_s)
+                    played = await play(session, request.task, sampler, self._settings)
                 metrics, rollout.verdict = await session.metrics(), await session.verdict()
             finally:
                 await session.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Protocol
@@ -22,12 +23,16 @@ CALL = "POST /chat/completions"
 LARGEST_TRANSCRIPT = 256 * 1024
 """Largest size in bytes of the conversation in a result, and of a verdict; the result may have 1 MiB. A longer
 conversation is decoded from the tokens instead."""
-SETTING_NAMES = ("max_tokens", "max_context", "temperature", "top_p", "top_k", "timeout_s")
+SETTING_NAMES = (
+    *("max_tokens", "max_context", "temperature", "top_p", "top_k", "timeout_s"),
+    *("max_tool_calls", "max_parse_failures", "grades_timeouts"),
+)
 
 
 def sampling_tags(settings: RolloutSettings) -> dict[str, str]:
     """Returns tags that tell players how to make an episode's model calls."""
-    return {name: repr(getattr(settings, name)) for name in SETTING_NAMES}
+    given = {name: getattr(settings, name) for name in SETTING_NAMES}
+    return {name: json.dumps(value) for name, value in given.items() if value is not None}
 
 
 def settings_of(tags: Mapping[str, str], otherwise: RolloutSettings) -> RolloutSettings:
@@ -66,7 +71,7 @@ class EnvironmentPlayer:
         try:
             async with ModelCalls(EpisodeCaller(episode)) as calls:
                 turn_sampler = ChatTurnSampler(calls, settings, episode.seed)
-                played = await play(session, episode.task, turn_sampler, settings.timeout_s)
+                played = await play(session, episode.task, turn_sampler, settings)
             seconds = (answer.seconds for answer in turn_sampler.answers)
             metadata: JsonObject = {
                 ResultKey.MESSAGES: turn_sampler.messages,
@@ -98,10 +103,10 @@ class EpisodeCaller:
 
 def _result(played: PlayedRollout, metadata: JsonObject, metrics: dict[str, float]) -> EpisodeResult:
     stop, failure = played.stop, None
-    if played.is_ungraded or not (played.rewards or stop.is_failure):
+    if played.is_ungraded or not (played.rewards or played.has_failed):
         reason = played.error or "its environment gave no reward"
         failure = EpisodeError(type=stop if stop.is_failure else UNGRADED, message=reason)
-    elif stop.is_failure:
+    elif played.has_failed:
         failure = EpisodeError(type=stop, message=played.error or "")
     return EpisodeResult(
         reward=None if failure else played.reward,

@@ -13,6 +13,8 @@ from palestra.types.rollouts import FAILURES, Branch, Group, GroupRequest, Messa
 UNGRADED = "ungraded"
 """Type of an error which means that nothing went wrong, but no reward could be given."""
 STALE = "stale_weights"
+GRADED = {*RolloutStop} - FAILURES | {RolloutStop.TIMEOUT}
+"""How a rollout may have ended that has a reward."""
 
 
 class EpisodeReader:
@@ -100,7 +102,7 @@ def grade_rollout(rollout: Rollout, result: EpisodeResult) -> None:
         rollout.error = " ".join(f"{kind}: {result.error.message}".split())[:ERROR_LENGTH]
         rollout.stop = _stop_of(kind, FAILURES, RolloutStop.DONE if kind == UNGRADED else RolloutStop.ENV_FAILED)
         return
-    rollout.stop = _stop_of(result.metadata.get(ResultKey.STOP), set(RolloutStop) - FAILURES, RolloutStop.DONE)
+    rollout.stop = _stop_of(result.metadata.get(ResultKey.STOP), GRADED, RolloutStop.DONE)
     rollout.agent_rewards = dict(result.agent_rewards)
     rollout.reward = result.total
     if len(result.step_rewards) == len(rollout.turns):

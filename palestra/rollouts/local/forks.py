@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from palestra.config.branching import BranchConfig
 from palestra.environments.snapshots import WorldSnapshot
+from palestra.rollouts.rollout_loop import LimitsUsed
 from palestra.rollouts.seeds import derive_seed, group_seeds
 from palestra.types.rollouts import Message, Rollout, RolloutStop, Turn
 
@@ -20,13 +21,17 @@ from palestra.types.rollouts import Message, Rollout, RolloutStop, Turn
 class ForkState(Struct):
     """A rollout before one of its turns."""
 
-    turn: int
-    """Number of turns before it."""
+    used: LimitsUsed
     world: WorldSnapshot
     tokens: list[int]
     messages: list[Message]
     reward: float = 0.0
     """Sum of the rewards of the turns before it."""
+
+    @property
+    def turn(self) -> int:
+        """Number of turns before it."""
+        return self.used.turns
 
 
 class ForkStates:
@@ -43,14 +48,14 @@ class ForkStates:
         config = self._config
         return turn > 0 and not self.refusal and (config.at != "fixed" or turn + 1 in config.turns)
 
-    def keep(self, turn: int, world: WorldSnapshot, tokens: list[int], messages: Sequence[Message]) -> None:
-        self._states[turn] = ForkState(turn, world, tokens, list(messages))
+    def keep(self, used: LimitsUsed, world: WorldSnapshot, tokens: list[int], messages: Sequence[Message]) -> None:
+        self._states[used.turns] = ForkState(used, world, tokens, list(messages))
 
     def choose(self, rollout: Rollout) -> list[ForkState]:
         """Returns the states from which forks are played. Says in the record why there are none, if that is not due to
         its length."""
         rollout.not_forked = self.refusal
-        if rollout.stop.is_failure or self.refusal or not self._states:
+        if rollout.has_failed or self.refusal or not self._states:
             return []
         turns = rollout.turns_in_order
         chosen = _within_budget(_in_order(turns, sorted(self._states), rollout.seed, self._config), turns, self._config)

@@ -22,6 +22,7 @@ from palestra.rollouts.rollout_loop import (
     SPAN_REWARDS,
     Environments,
     ForkStart,
+    LimitsUsed,
     PlayedRollout,
     PolicyTurn,
     RolloutEnded,
@@ -71,7 +72,7 @@ async def play_fork(
     """Plays a fork, of which `fork` is the record so far: the rollout goes on from a state in another way. `place` is
     that among the forks from this state, which share their first request."""
     turn_sampler = TokenTurnSampler(context, fork, first_turns.sampler, first_turns, place, state.tokens)
-    start = ForkStart(state.world, state.messages, state.turn, state.reward)
+    start = ForkStart(state.world, state.messages, state.used, state.reward)
     return await _played(context, task, turn_sampler, start=start)
 
 
@@ -86,8 +87,7 @@ async def _played(
 ) -> Rollout:
     session, rollout = context.environments.open(task), turn_sampler.rollout
     try:
-        limit_s = context.settings.timeout_s
-        played = await play(session, task, turn_sampler, limit_s, turns, watcher=watcher, start=start)
+        played = await play(session, task, turn_sampler, context.settings, turns, watcher=watcher, start=start)
         rollout.metrics, rollout.verdict = await session.metrics(), await session.verdict()
         return _recorded(rollout, played)
     finally:
@@ -102,14 +102,14 @@ class ForkWatcher:
     def __init__(self, states: ForkStates, turn_sampler: TokenTurnSampler) -> None:
         self._states, self._sampler = states, turn_sampler
 
-    async def before_turn(self, turn: int, session: EnvSession) -> None:
-        if self._states.wants(turn):
+    async def before_turn(self, used: LimitsUsed, session: EnvSession) -> None:
+        if self._states.wants(used.turns):
             try:
                 world = await session.snapshot()
             except NotCopyable as error:
                 self._states.refusal = str(error)
                 return
-            self._states.keep(turn, world, self._sampler.tokens, self._sampler.rollout.messages)
+            self._states.keep(used, world, self._sampler.tokens, self._sampler.rollout.messages)
 
 
 def _recorded(rollout: Rollout, played: PlayedRollout) -> Rollout:

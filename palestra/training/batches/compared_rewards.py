@@ -171,7 +171,7 @@ def _rewards(group: Group, config: GrpoConfig, of: Sequence[Rollout] | None = No
     """Returns the rewards that count in the baseline, by rollout id, or those `of` other rollouts, after the same
     penalties. If nothing is learned from rewards, a rollout without one can be trained on too."""
     if not config.learns_from_rewards:
-        return {rollout.id: 0.0 for rollout in group.rollouts if not rollout.stop.is_failure}
+        return {rollout.id: 0.0 for rollout in group.rollouts if not rollout.has_failed}
     graded = [rollout for rollout in group.rollouts if rollout.is_graded and is_usable(rollout.reward)]
     passed = sum(rollout.reward is not None and rollout.reward >= config.eval.success for rollout in graded)
     limit, pass_rate = config.rollout.max_context, passed / max(len(graded), 1)

@@ -19,7 +19,7 @@ from palestra.training.batches.shaping import add_entropy_bonus, add_kl_penalty,
 from palestra.training.batches.span_credit import add_span_credit
 from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
-from palestra.types.rollouts import Branch, Group, Rollout, SequenceSource, TrainSequence, is_usable
+from palestra.types.rollouts import Branch, Group, Rollout, RolloutStop, SequenceSource, TrainSequence, is_usable
 from palestra.types.sampling import TopLogprobs
 
 
@@ -33,6 +33,8 @@ class DropReason(StrEnum):
     """The rewards of its group are all equal."""
     OVERLONG = "overlong"
     """Its last turn was cut off."""
+    MASKED = "masked"
+    """The limit that ended it is masked (`rollout.endings`)."""
     PROMPT_TOO_LONG = "prompt_too_long"
     """After the prompt, no sampled token fits into `max_sequence_length`."""
     EMPTY = "empty"
@@ -127,7 +129,7 @@ def trainable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
 def scorable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
     """Returns all rows with sampled tokens whose logprobs are known, those that teach nothing too."""
     trees = [one for rollout in _by_id(groups) for one in rollout.tree]
-    rows = [row for rollout in trees if not rollout.stop.is_failure for row in rollout.rows]
+    rows = [row for rollout in trees if not rollout.has_failed for row in rollout.rows]
     return [row for row in rows if _why_no_row(row, config) in (None, DropReason.OVERLONG)]
 
 
@@ -242,7 +244,7 @@ def _add(
 ) -> None:
     """Adds all rows of a rollout that can be trained on; if there is none, notes the reason."""
     whole = advantages.get("", {})
-    if (reason := _why_not(rollout, whole)) is not None:
+    if (reason := _why_not(rollout, whole, config)) is not None:
         chosen.dropped[reason] += 1
         return
 
@@ -262,8 +264,10 @@ def _add(
 def _add_fork(chosen: _Choice, fork: Rollout, tree: TreeCredit | None, config: GrpoConfig, *, teaches: bool) -> None:
     """Adds a fork, unless all ways to go on from its state were worth the same."""
     of_turns = [one or 0.0 for row in fork.rows for one in (tree.by_row.get(row.id, []) if tree is not None else [])]
-    if fork.stop.is_failure:
+    if fork.has_failed:
         chosen.dropped[DropReason.FAILED] += 1
+    elif _is_masked(fork, config):
+        chosen.dropped[DropReason.MASKED] += 1
     elif tree is None or fork.id not in tree.forks:
         chosen.dropped[DropReason.UNGRADED] += 1
     elif not teaches or not (any(of_turns) or config.data.zero_variance == "keep"):
@@ -281,16 +285,24 @@ def _add_rows(
         chosen.dropped[reasons[0][1] or DropReason.EMPTY] += 1
 
 
-def _why_not(rollout: Rollout, advantages: Mapping[str, float]) -> DropReason | None:
-    if rollout.stop.is_failure:
+def _why_not(rollout: Rollout, advantages: Mapping[str, float], config: GrpoConfig) -> DropReason | None:
+    if rollout.has_failed:
         return DropReason.FAILED
+    if _is_masked(rollout, config):
+        return DropReason.MASKED
     if rollout.id in advantages:
         return None
     return DropReason.ZERO_VARIANCE if is_usable(rollout.reward) else DropReason.UNGRADED
 
 
+def _is_masked(rollout: Rollout, config: GrpoConfig) -> bool:
+    """Whether all of its rows are; those whose last turn was cut are masked one by one."""
+    ending = rollout.ending
+    return ending is not RolloutStop.LENGTH and config.rollout.endings.worth(ending) == "mask"
+
+
 def _why_no_row(row: Branch, config: GrpoConfig) -> DropReason | None:
-    if row.is_cut and config.data.overlong == "mask":
+    if row.is_cut and config.rollout.endings.length == "mask":
         return DropReason.OVERLONG
     if not row.response_length:
         return DropReason.EMPTY

@@ -69,7 +69,7 @@ def raise_if_all_failed(groups: Sequence[Group], config: GrpoConfig) -> None:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts or any(rollout.is_graded for rollout in rollouts):
         return
-    if not config.learns_from_rewards and not all(rollout.stop.is_failure for rollout in rollouts):
+    if not config.learns_from_rewards and not all(rollout.has_failed for rollout in rollouts):
         return
     (reason, count), *_ = Counter(f"{rollout.stop}: {rollout.error}" for rollout in rollouts).most_common(1)
     raise AllRolloutsFailed(

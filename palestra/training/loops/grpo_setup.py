@@ -19,6 +19,7 @@ from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.sources import RolloutSource
 from palestra.runs.reader import RunStatus
 from palestra.training.collecting.difficulty import TaskFilter
+from palestra.training.collecting.endings import EndedRollouts
 from palestra.training.collecting.own_reward import with_own_reward
 from palestra.training.collecting.requests import RequestMaker
 from palestra.training.loops.evaluation import Evaluator
@@ -75,7 +76,7 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
             ledger = sources.episodes.log if sources.episodes else None
             reporters = [part.take_metrics for part in (judges, ledger, task_filter) if part is not None]
             parts = GrpoParts(
-                with_own_reward(judged(sources.train, judges), config.reward),
+                EndedRollouts(with_own_reward(judged(sources.train, judges), config.reward), config.rollout.endings),
                 requests,
                 evaluator,
                 environments.aggregate,

@@ -87,7 +87,7 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     if not rollouts:
         return {"rollouts/total": 0.0}
-    failed = sum(rollout.stop.is_failure for rollout in rollouts)
+    failed = sum(rollout.has_failed for rollout in rollouts)
     graded = sum(is_counted(rollout) for rollout in rollouts)
     stops = Counter(rollout.stop for rollout in rollouts)
     failures = Counter(rollout.failure for rollout in rollouts if rollout.failure)
@@ -120,7 +120,7 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
 
 
 def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> Metrics:
-    ages = [version - rollout.oldest_version for rollout in rollouts if rollout.turns and not rollout.stop.is_failure]
+    ages = [version - rollout.oldest_version for rollout in rollouts if rollout.turns and not rollout.has_failed]
     return {"staleness/mean": average(ages), "staleness/max": float(max(ages))} if ages else {}
 
 

@@ -182,6 +182,7 @@ def test_what_the_model_is_told():
     assert words[5].endswith("\nOnly the first of 2 tool calls was run.")
     assert words[6] == "Task marked as complete."
     keys = {"task_key", "turn", "tool_call", "tool_result", "error", "done_reason", "step_time", "mcp_time"}
+    keys |= {"tool_calls", "parse_failed"}
     assert all(step["metadata"].keys() == keys for step in steps)
     assert steps[1]["metadata"]["tool_call"] == {"name": "get", "arguments": {"name": "zz"}}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from palestra.rollouts.local.player import PlayerContext, play_rollout
 from palestra.rollouts.policy_sampler import SamplingError
 from palestra.rollouts.seeds import derive_seed
-from palestra.types import SampledSequence, StopReason
+from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.rollouts import Rollout, RolloutStop
 from tests.properties import examples
 from tests.training.scripted import (
@@ -279,6 +280,52 @@ def test_the_time_of_a_rollout_is_that_of_all_its_turns() -> None:
     assert rollout.stop is RolloutStop.TIMEOUT
     assert len(rollout.turns) <= 3
     assert rollout.turns[0].env_s >= 0.15
+
+
+CALL, UNREADABLE = {"metadata": {"tool_calls": 1}}, {"metadata": {"parse_failed": True}}
+
+
+@pytest.mark.parametrize(
+    ("steps", "limits", "stop", "turns"),
+    [
+        ([CALL], {"max_tool_calls": 2}, RolloutStop.TOOL_CALLS, 2),
+        ([{"metadata": {"tool_calls": 2}}], {"max_tool_calls": 3}, RolloutStop.TOOL_CALLS, 2),
+        ([UNREADABLE, CALL, UNREADABLE], {"max_parse_failures": 2}, RolloutStop.PARSE_FAILURES, 4),  # in a row
+        ([{}, {**CALL, **DONE}], {"max_tool_calls": 1}, RolloutStop.DONE, 2),
+        ([CALL], {"max_tool_calls": None}, RolloutStop.MAX_TURNS, 5),
+    ],
+)
+def test_limits_on_calls_and_on_turns_that_cannot_be_read_end_it(
+    steps: list[dict[str, Any]], limits: dict[str, Any], stop: RolloutStop, turns: int
+) -> None:
+    rollout = play("x", *steps, table=limits, max_turns=5)
+    assert (rollout.stop, len(rollout.turns), rollout.has_failed) == (stop, turns, False)
+
+
+class HangsLater(ScriptedSampler):
+    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+        if self.asked:
+            await asyncio.Event().wait()
+        return await super().sample(prompt, params, count)
+
+
+@pytest.mark.parametrize(("grades", "reward"), [(True, 0.75), (False, None)])
+def test_a_rollout_that_is_out_of_time_may_be_graded_as_it_stands(grades: bool, reward: float | None) -> None:
+    limits = {"timeout_s": 0.2, "grades_timeouts": grades}
+    rollout = play(HangsLater("x"), {"reward": 0.25}, table=limits, grade=0.5)
+    assert (rollout.stop, rollout.reward, rollout.has_failed) == (RolloutStop.TIMEOUT, reward, not grades)
+    assert len(rollout.turns) == 1
+
+
+def test_a_rollout_that_is_out_of_time_in_a_step_keeps_the_rewards_that_it_has() -> None:
+    limits = {"timeout_s": 0.2, "grades_timeouts": True}
+    rollout = play("x", {"reward": 0.25}, {"sleep_s": 10}, table=limits, grade=0.5)
+    assert (rollout.stop, rollout.reward) == (RolloutStop.TIMEOUT, 0.25)  # what the environment is now, nobody knows
+
+
+def test_a_rollout_that_was_never_answered_is_no_grade() -> None:
+    rollout = play(HangingSampler("x"), table={"timeout_s": 0.05, "grades_timeouts": True})
+    assert (rollout.stop, rollout.reward, rollout.has_failed) == (RolloutStop.TIMEOUT, None, True)
 
 
 def test_a_fault_of_the_sampler_is_raised_and_the_environment_closed() -> None:

@@ -44,7 +44,7 @@ def test_a_rollout_becomes_a_row_in_which_only_sampled_tokens_count():
 def test_failed_and_ungraded_rollouts_are_in_no_baseline():
     group = make_group("g", [1.0, 0.0, None])
     group.rollouts += [make_rollout("g-3", None), make_rollout("g-4", math.nan), make_rollout("g-5", math.inf)]
-    group.rollouts.append(make_rollout("g-6", -100.0, stop=RolloutStop.TIMEOUT))
+    group.rollouts.append(make_rollout("g-6", -100.0, stop=RolloutStop.STALE))
     batch = build_batch([group], make_config(algorithm=PLAIN))
     assert {name: row.advantages[-1] for name, row in by_rollout(batch).items()} == {"g-0": 0.5, "g-1": -0.5}
     assert batch.dropped == {DropReason.FAILED: 2, DropReason.UNGRADED: 3}
@@ -56,8 +56,23 @@ def test_an_overlong_rollout_teaches_nothing_but_is_in_the_baseline():
     masked = build_batch([group], make_config(algorithm=PLAIN))
     assert masked.dropped == {DropReason.OVERLONG: 1}
     assert {name: row.advantages[-1] for name, row in by_rollout(masked).items()} == {"g-0": 1.0, "g-1": 0.0}
-    kept = build_batch([group], make_config(algorithm=PLAIN, data={"overlong": "keep"}))
+    kept = build_batch([group], make_config(algorithm=PLAIN, rollout={"endings": {"length": "grade"}}))
     assert by_rollout(kept)["g-2"].advantages[-1] == -1.0
+
+
+@pytest.mark.parametrize("stop", [RolloutStop.MAX_TURNS, RolloutStop.CONTEXT, RolloutStop.TOOL_CALLS])
+def test_a_masked_ending_teaches_nothing_but_is_in_the_baseline(stop: RolloutStop):
+    group = make_group("g", [1.0, 0.0])
+    group.rollouts.append(make_rollout("g-2", -1.0, stop=stop))
+    masked = build_batch([group], make_config(algorithm=PLAIN, rollout={"endings": {stop: "mask"}}))
+    assert masked.dropped == {DropReason.MASKED: 1}
+    assert {name: row.advantages[-1] for name, row in by_rollout(masked).items()} == {"g-0": 1.0, "g-1": 0.0}
+
+
+def test_a_rollout_that_ran_out_of_time_counts_if_it_has_a_reward():
+    group = make_group("g", [1.0])
+    group.rollouts += [make_rollout("g-1", 0.0, stop=RolloutStop.TIMEOUT)]
+    assert len(build_batch([group], make_config(rollout={"endings": {"timeout": 0}})).sequences) == 2
 
 
 def test_only_the_last_generated_turn_decides_about_overlong():
@@ -214,15 +229,15 @@ CONFIGS = st.builds(
             "minibatches": parts,
             "shuffle_rewards": shuffle and advantage is not AdvantageKind.GDPO,
         },
-        data={"max_sequence_length": limit, "overlong": overlong, "zero_variance": variance},
+        data={"max_sequence_length": limit, "zero_variance": variance},
         penalty={"length": 0.5, "length_window": 8, "cut": 0.25},
-        rollout={"max_context": 16, "group_size": 4},
+        rollout={"max_context": 16, "group_size": 4, "endings": {"length": overlong}},
     ),
     st.sampled_from(AdvantageKind),
     st.sampled_from(["tokens", "sequences", "none"]),
     st.integers(1, 4),
     st.integers(1, 24),
-    st.sampled_from(["mask", "keep"]),
+    st.sampled_from(["mask", "grade"]),
     st.sampled_from(["refill", "keep"]),
     st.booleans(),
 )

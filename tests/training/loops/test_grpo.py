@@ -134,7 +134,11 @@ def test_shuffled_rewards_change_the_advantages_and_nothing_else(run_training):
 
 @pytest.mark.slow
 def test_a_mixture_of_experts_is_trained_with_the_experts_of_its_samples(run_training, random_model):
-    options = {"algorithm": {"replay_routing": True}, "data": {"zero_variance": "keep", "overlong": "keep"}}
+    options = {
+        "algorithm": {"replay_routing": True},
+        "data": {"zero_variance": "keep"},
+        "rollout": {"endings": {"length": "grade"}},
+    }
     run = run_training("moe", server=None, model={"name": str(random_model("qwen3_moe"))}, steps=1, **options)
     (row,) = run.read_metrics()
     assert row["policy/routing_replayed"] == 1.0

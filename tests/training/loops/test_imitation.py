@@ -34,8 +34,8 @@ class Notes(Silence):
 def settings(**imitation: Any) -> dict[str, Any]:
     """Of a run that imitates for a few steps."""
     imitation = {"data": [SOLUTIONS], "steps": 2, "batch_size": 1, "optimizer": {"lr": 5e-3}} | imitation
-    rollout = {"group_size": 2, "groups_per_step": 1, "max_tokens": 8}
-    data = {"zero_variance": "keep", "overlong": "keep"}
+    rollout = {"group_size": 2, "groups_per_step": 1, "max_tokens": 8, "endings": {"length": "grade"}}
+    data = {"zero_variance": "keep"}
     return {"environments": [KEYS], "imitation": imitation, "rollout": rollout, "data": data, "steps": 1}
 
 
@@ -126,8 +126,8 @@ def test_a_run_whose_first_groups_teach_nothing_says_what_to_do(run_training, tm
         "barren",
         listener,
         environments=[{"name": SCRIPTED, "tasks": str(tasks)}],
-        rollout={"group_size": 2, "groups_per_step": 1, "max_tokens": 4},
-        data={"zero_variance": "drop", "overlong": "keep"},
+        rollout={"group_size": 2, "groups_per_step": 1, "max_tokens": 4, "endings": {"length": "grade"}},
+        data={"zero_variance": "drop"},
         steps=2,
     )
     (note,) = [note for note in listener.notes if "has nothing to train on" in note]  # once, not at every step

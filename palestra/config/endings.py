@@ -1,0 +1,43 @@
+"""What a rollout is worth that a limit has ended."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import FiniteFloat
+
+from palestra.config.base import Config
+from palestra.types.rollouts import RolloutStop
+
+Worth = Literal["grade", "mask"] | FiniteFloat
+"""`grade`: what its environment or verifier gives it as it stands. A number: that reward. `mask`: nothing is learned
+from it."""
+
+
+class EndingsConfig(Config):
+    """What rollouts are worth that a limit has ended: `grade`, a reward such as 0, or `mask`. A rollout that is masked
+    is left out of the batch; its reward, if it has one, still counts in the baseline."""
+
+    max_turns: Worth = "grade"
+    """The environment's limit on turns was reached."""
+    length: Worth = "mask"
+    """The last turn was cut at `rollout.max_tokens`. mask is DAPO's overlong filter."""
+    context: Worth = "grade"
+    """There was no room for another turn in `rollout.max_context`."""
+    timeout: Worth = "mask"
+    """`rollout.timeout_s` was over, or a limit that the player of the rollout has on its time."""
+    tool_calls: Worth = "grade"
+    """`rollout.max_tool_calls` was reached."""
+    parse_failures: Worth = "grade"
+    """`rollout.max_parse_failures` turns in a row could not be read."""
+
+    def worth(self, stop: RolloutStop) -> Worth:
+        """Of a rollout that ended so; `grade` if no limit has ended it."""
+        return getattr(self, stop, "grade")
+
+
+class DistillEndingsConfig(EndingsConfig):
+    """What rollouts are worth that a limit has ended, where a teacher scores them."""
+
+    length: Worth = "grade"
+    """A teacher can score a rollout whose last turn was cut."""
