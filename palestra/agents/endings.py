@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from palestra.config.agents import AgentConfig, Worth
+from palestra.config.agents import AgentConfig
+from palestra.config.endings import Worth
 from palestra.types.timelines import AttemptTimeline, EpisodeTimeline
 
 
@@ -25,7 +26,7 @@ class AgentEnding(StrEnum):
     def worth(self, config: AgentConfig) -> Worth:
         match self:
             case AgentEnding.DONE:
-                return "verify"
+                return "grade"
             case AgentEnding.TIMEOUT:
                 return config.on_timeout
             case AgentEnding.CRASH:
@@ -35,7 +36,7 @@ class AgentEnding(StrEnum):
             case AgentEnding.EMPTY_PATCH:
                 return config.on_empty_patch
             case AgentEnding.SILENT:
-                return "error"
+                return "mask"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

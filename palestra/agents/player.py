@@ -133,11 +133,11 @@ class AgentPlayer:
             facts: JsonObject = {"ending": str(ending), "status": run.status, "agent": self._agent.name}
             facts |= _for_people(run)
             worth = ending.worth(self._config)
-            if worth == "error":
+            if worth == "mask":
                 why = f"the agent's ending was {ending}, status {run.status}: {record.last_line()}"
                 error = EpisodeError(type=FAILURES.get(ending, f"Agent{ending.title()}"), message=why)
                 return EpisodeResult(error=error, metrics=metrics, metadata=facts)
-            if worth != "verify":
+            if worth != "grade":
                 return EpisodeResult(reward=worth, metrics=metrics, metadata=facts)
             verdict = None if run.patch is None else await _judged(task, box, record)
         if verdict is None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, PositiveFloat
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat
 
 from palestra.config.base import Config, Folder
-
-Worth = Literal["verify", "error"] | FiniteFloat
-"""What an ending is worth: what the verifier says of the work; nothing that could be learned from; or a reward."""
+from palestra.config.endings import Worth
 
 
 def _as_list(given: object) -> object:
@@ -30,11 +28,11 @@ class AgentConfig(Config):
     """Time limit of the agent. None: that of the task."""
     visible: list[Folder] = Field(default=[])
     """Folders of this machine that are shown in the sandboxes, read only. The agent's installation is shown anyway."""
-    on_timeout: Worth = "verify"
-    """What an episode is worth whose agent took too long and was ended: `verify`, `error`, or a number."""
-    on_crash: Worth = "verify"
+    on_timeout: Worth = "grade"
+    """What an episode is worth whose agent took too long and was ended: `grade`, `mask`, or a number."""
+    on_crash: Worth = "grade"
     """What an episode is worth whose agent ended with another status than 0. If its sandbox ended too, as it does when
-    it holds too much memory, there is no work to verify, and `verify` is 0."""
+    it holds too much memory, there is no work to grade, and `grade` is 0."""
     on_refusal: Worth = 0.0
     """What an episode is worth in which the model called no tool and nothing was changed."""
     on_empty_patch: Worth = 0.0

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import FiniteFloat
+from pydantic import BeforeValidator, FiniteFloat
 
 from palestra.config.base import Config
 from palestra.types.rollouts import RolloutStop
+from palestra.util.renamed import AGENT_WORTHS
 
-Worth = Literal["grade", "mask"] | FiniteFloat
+
+def _of_today(given: object) -> object:
+    if isinstance(given, str) and given in AGENT_WORTHS:
+        raise ValueError(f"{given!r} is now called {AGENT_WORTHS[given]!r}")
+    return given
+
+
+Worth = Annotated[Literal["grade", "mask"] | FiniteFloat, BeforeValidator(_of_today)]
 """`grade`: what its environment or verifier gives it as it stands. A number: that reward. `mask`: nothing is learned
 from it."""
 

@@ -26,37 +26,45 @@ RENAMED_KEYS = {
     "data.overlong": "rollout.endings.length",
 }
 """Old keys of configs, from the top, with what they are called now. `*`: any name, or any entry of a list."""
-RENAMED_VALUES = {"data.overlong": {"keep": "grade"}}
+AGENT_WORTHS = {"verify": "grade", "error": "mask"}
+RENAMED_VALUES = {
+    "data.overlong": {"keep": "grade"},
+    "agent.on_timeout": AGENT_WORTHS,
+    "agent.on_crash": AGENT_WORTHS,
+    "agent.on_refusal": AGENT_WORTHS,
+    "agent.on_empty_patch": AGENT_WORTHS,
+}
 """By the old keys, values that are called otherwise now."""
 
 
 def new_key(key: Key) -> Key | None:
     """What a config's key is called now; None if it was not renamed."""
-    return None if (old := _renamed(key)) is None else _filled(RENAMED_KEYS[old], old, key)
+    return None if (old := _changed(key)) not in RENAMED_KEYS else _filled(old, key)
 
 
-def _renamed(key: Key) -> str | None:
-    for old in RENAMED_KEYS:
+def _changed(key: Key) -> str | None:
+    """The entry of the tables for a config's key."""
+    for old in {**RENAMED_KEYS, **RENAMED_VALUES}:
         parts = old.split(".")
         if len(parts) == len(key) and all(one in ("*", part) for one, part in zip(parts, key, strict=True)):
             return old
     return None
 
 
-def _filled(new: str, old: str, key: Key) -> Key:
-    """`new` with what stands in `key` for each `*` of `old`."""
+def _filled(old: str, key: Key) -> Key:
+    """What `old` is called now, with what stands in `key` for each `*`."""
     names = iter([part for one, part in zip(old.split("."), key, strict=True) if one == "*"])
-    return tuple(next(names) if part == "*" else part for part in new.split("."))
+    return tuple(next(names) if part == "*" else part for part in RENAMED_KEYS.get(old, old).split("."))
 
 
 def with_new_keys(saved: Any, at: Key = ()) -> Any:
     """A copy of a saved config with the keys of today. `at`: its key, if it is a part of one."""
     changed = deepcopy(saved)
     for key, value in _items(saved, at):
-        if (old := _renamed(key)) is not None:
+        if (old := _changed(key)) is not None:
             *parents, last = key[len(at) :]
             del _inside(changed, parents)[last]
-            *parents, last = _filled(RENAMED_KEYS[old], old, key)[len(at) :]
+            *parents, last = _filled(old, key)[len(at) :]
             _inside(changed, parents)[last] = _new_value(old, value)
     return changed
 
@@ -68,9 +76,9 @@ def with_new_dotted_keys(saved: dict[str, Any]) -> dict[str, Any]:
 
 def _new_dotted(key: str, value: Any) -> tuple[str, Any]:
     parts = tuple(key.split("."))
-    if (old := _renamed(parts)) is None:
+    if (old := _changed(parts)) is None:
         return key, value
-    new = ".".join(map(str, _filled(RENAMED_KEYS[old], old, parts)))
+    new = ".".join(map(str, _filled(old, parts)))
     return new, [_new_value(old, one) for one in value] if isinstance(value, list) else _new_value(old, value)
 
 

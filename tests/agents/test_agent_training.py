@@ -119,6 +119,7 @@ def test_players_elsewhere_are_killed_and_nothing_is_lost(coding_server: PuppetS
         ({"rollouts": "local", "environments": [{"name": "arithmetic"}], "agent": {"timeout_s": 3}}, "for an agent"),
         ({"agent": {"concurrency": 0}}, "agent.concurrency is 0"),
         ({"agent": {"on_crash": "nan"}}, "agent.on_crash"),
+        ({"agent": {"on_crash": "verify"}}, "'verify' is now called 'grade'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changed: dict[str, Any], said: str) -> None:

@@ -14,7 +14,7 @@ from palestra.config.train import load_train_config
 from palestra.runs.control import saved_to_resume
 from palestra.runs.writer import RunFolder
 from palestra.sweeps.folder import PLAN, SweepReader
-from palestra.util.renamed import RENAMED_KEYS
+from palestra.util.renamed import RENAMED_KEYS, with_new_dotted_keys, with_new_keys
 from tests.sweeps.records import create
 
 OLD_DIFFICULTY = {"memory": 0.25, "recheck": 3, "replay_most": 7}
@@ -62,6 +62,13 @@ def test_a_run_that_was_saved_with_old_keys_goes_on_and_is_evaluated_with_them(t
     )
     assert resumed.model_dump()["rollout"]["endings"]["length"] == "grade"
     assert load_evaluation_config([], [file], []).judges["j"].on_limit == "stop"
+
+
+def test_values_that_are_called_otherwise_are_read_too() -> None:
+    saved = {"agent": {"on_timeout": "error", "on_crash": 0.5, "on_refusal": "verify"}, "data": {"overlong": "mask"}}
+    agent = {"on_timeout": "mask", "on_crash": 0.5, "on_refusal": "grade"}
+    assert with_new_keys(saved) == {"agent": agent, "data": {}, "rollout": {"endings": {"length": "mask"}}}
+    assert with_new_dotted_keys({"agent.on_crash": ["verify", 1.0]}) == {"agent.on_crash": ["grade", 1.0]}
 
 
 def test_a_sweep_that_was_saved_with_old_keys_opens(tmp_path: Path) -> None:

@@ -41,17 +41,17 @@ def list_(as_json: bool) -> None:
 
 
 class WorthType(click.ParamType[Any]):
-    """`verify`, `error` or a reward."""
+    """`grade`, `mask` or a reward."""
 
-    name = "verify|error|NUMBER"
+    name = "grade|mask|NUMBER"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | float:
-        if value in ("verify", "error"):
+        if value in ("grade", "mask"):
             return value
         try:
             return float(value)
         except ValueError:
-            self.fail(f"should be verify, error or a number, is {value!r}", param, ctx)
+            self.fail(f"should be grade, mask or a number, is {value!r}", param, ctx)
 
 
 @click.command()
@@ -75,8 +75,8 @@ class WorthType(click.ParamType[Any]):
 @click.option(
     "--visible", multiple=True, metavar="FOLDER", help="Folder of this machine to show to agents; may be repeated."
 )
-@click.option("--on-timeout", type=WorthType(), default="verify", show_default=True, help="Worth of a late agent.")
-@click.option("--on-crash", type=WorthType(), default="verify", show_default=True, help="Worth of a failed agent.")
+@click.option("--on-timeout", type=WorthType(), default="grade", show_default=True, help="Worth of a late agent.")
+@click.option("--on-crash", type=WorthType(), default="grade", show_default=True, help="Worth of a failed agent.")
 @click.option("--on-refusal", type=WorthType(), default=0.0, show_default=True, help="Worth of using no tool.")
 @click.option("--on-empty-patch", type=WorthType(), default=0.0, show_default=True, help="Worth of changing nothing.")
 @click.option("--keep", type=click.Path(path_type=Path), metavar="FOLDER", help=f"Where records are kept. [{KEPT}/RUN]")
