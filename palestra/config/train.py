@@ -91,6 +91,10 @@ class RolloutConfig(Config):
     max_parse_failures: PositiveInt | None = None
     """Maximum number of turns in a row that cannot be read; then a rollout ends. For environments that report them."""
     endings: EndingsConfig = EndingsConfig()
+    oversample: NonNegativeInt = 0
+    """Extra rollouts of a group beyond `group_size`. When `group_size` have ended without failing, the others are
+    cancelled. It favours short ones, and two runs of one seed may differ. Episodes and agents have
+    `episodes.oversample`."""
     temperature: float = Field(default=1.0, gt=0, le=MAX_TEMPERATURE)
     """Sampling temperature of rollouts."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -358,6 +362,11 @@ class GrpoConfig(RunConfig):
             )
         if self.rollout.branch.is_on:
             self._check_branching()
+        if self.rollout.oversample and (self.rollouts != "local" or self.rollout.style != "async"):
+            raise ValueError(
+                "rollout.oversample needs rollouts that are played in this process, each at its own speed; for "
+                "episodes and agents set episodes.oversample"
+            )
         return self
 
     def _check_branching(self) -> None:

@@ -32,10 +32,12 @@ class ConcurrentRollouts:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def play(self, requests: Sequence[GroupRequest], play_one: PlayOne) -> AsyncGenerator[Group, None]:
-        """Yields groups when they are complete. If the caller stops iterating, rollouts that are still being played are
-        cancelled."""
-        tasks = [self._start(self._play_group(request, play_one), request.id) for request in requests]
+    async def play(
+        self, requests: Sequence[GroupRequest], play_one: PlayOne, extra: int = 0
+    ) -> AsyncGenerator[Group, None]:
+        """Yields groups when they are complete, with `extra` rollouts less than were requested. If the caller stops
+        iterating, rollouts that are still being played are cancelled."""
+        tasks = [self._start(self._play_group(request, play_one, extra), request.id) for request in requests]
         try:
             for group in asyncio.as_completed(tasks):
                 yield await group
@@ -45,22 +47,28 @@ class ConcurrentRollouts:
     async def close(self) -> None:
         await _end(list(self._tasks))
 
-    async def _play_group(self, request: GroupRequest, play_one: PlayOne) -> Group:
+    async def _play_group(self, request: GroupRequest, play_one: PlayOne, extra: int) -> Group:
         indices = range(len(request.seeds))
-        rollouts = await self.together([(f"{request.id}-{index}", play_one(request, index)) for index in indices])
+        work = [(f"{request.id}-{index}", play_one(request, index)) for index in indices]
+        rollouts = await self.together(work, len(work) - extra)
         return Group(id=request.id, task=request.task, step=request.step, rollouts=rollouts)
 
-    async def together(self, work: Sequence[tuple[str, Coroutine[Any, Any, Rollout]]]) -> list[Rollout]:
-        """Plays rollouts at once, each in a task of the name that stands before it. If one raises, the others are
-        ended."""
+    async def together(
+        self, work: Sequence[tuple[str, Coroutine[Any, Any, Rollout]]], wanted: int | None = None
+    ) -> list[Rollout]:
+        """Plays rollouts at once, each in a task of the name that stands before it. When as many as are wanted have not
+        failed (None: all), or if one raises, the others are ended."""
         tasks = [self._start(one, name) for name, one in work]
-        if not tasks:
-            return []
+        wanted = len(tasks) if wanted is None else wanted
+        left, ended = set(tasks), list[Rollout]()
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)  # `gather` would cancel them by itself
-            return [task.result() for task in tasks if task.done()]
+            while left and sum(not rollout.has_failed for rollout in ended) < wanted:
+                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                ended = [task.result() for task in tasks if task.done()]
         finally:
             await _end(tasks)
+        chosen = sorted(ended, key=lambda rollout: rollout.has_failed)[:wanted]
+        return sorted(chosen, key=lambda rollout: rollout.index)
 
     def _start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.create_task(work, name=name)

@@ -43,6 +43,8 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
     grades_timeouts: bool = False
     """Whether a rollout whose time is over is graded as it stands; otherwise it has no reward."""
     concurrency: int = 512
+    oversample: int = 0
+    """Further rollouts of a group; when as many as it has have ended, the others are cancelled."""
     branch: BranchConfig = BranchConfig()
     """Forks are for training: they say what a turn is worth, and evaluations measure what the policy does."""
 
@@ -60,6 +62,7 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
             max_parse_failures=config.max_parse_failures,
             grades_timeouts=temperature is None and config.endings.timeout == "grade",
             concurrency=config.concurrency,
+            oversample=config.oversample if temperature is None else 0,
             branch=config.branch if temperature is None else BranchConfig(),
         )
 

@@ -22,8 +22,12 @@ def derive_seed(*parts: str | int) -> int:
 def group_seeds(count: int, *parts: str | int) -> tuple[int, ...]:
     """Returns the seeds of a group's rollouts. Their first turns are the samples of one request with the first seed,
     or of one request each: the tokens are the same."""
-    first = derive_seed(*parts)
-    return tuple(sample_seed(first, index) for index in range(count))
+    return more_seeds((derive_seed(*parts),), count - 1)
+
+
+def more_seeds(seeds: tuple[int, ...], extra: int) -> tuple[int, ...]:
+    """The seeds of a group, with those of further rollouts."""
+    return (*seeds, *(sample_seed(seeds[0], index) for index in range(len(seeds), len(seeds) + extra)))
 
 
 def turn_seed(rollout_seed: int, turn: int) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 
+import msgspec
+
 from palestra.chat import ChatTokenizer
 from palestra.config.train import GrpoConfig
 from palestra.rollouts.concurrent import ConcurrentRollouts
@@ -15,6 +17,7 @@ from palestra.rollouts.local.lockstep import BatchedRollouts
 from palestra.rollouts.local.player import PlayerContext, play_fork, play_rollout
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.rollout_loop import Environments, RolloutSettings
+from palestra.rollouts.seeds import more_seeds
 from palestra.rollouts.sources import RolloutSource
 from palestra.types.rollouts import Group, GroupRequest, Rollout
 
@@ -31,6 +34,7 @@ class LocalRollouts:
         self._slots = asyncio.Semaphore(context.settings.concurrency)
 
     def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
+        requests = [self._oversampled(request) for request in requests]
         first_turns = FirstTurnsOfGroups(requests, sampler)
 
         async def play_one(request: GroupRequest, index: int) -> Rollout:
@@ -47,7 +51,11 @@ class LocalRollouts:
                 await self._fork(request, rollout, forking, sampler)
             return rollout
 
-        return self._concurrent.play(requests, play_one)
+        return self._concurrent.play(requests, play_one, self._context.settings.oversample)
+
+    def _oversampled(self, request: GroupRequest) -> GroupRequest:
+        seeds = more_seeds(request.seeds, self._context.settings.oversample)
+        return msgspec.structs.replace(request, seeds=seeds)
 
     async def _fork(self, request: GroupRequest, rollout: Rollout, states: ForkStates, sampler: PolicySampler) -> None:
         """Plays the forks of a rollout that has ended. Each is a rollout for `concurrency`."""

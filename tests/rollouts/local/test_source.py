@@ -56,6 +56,32 @@ def without_times(rollout: Rollout) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_slowest_of_an_oversampled_group_are_cancelled_and_those_that_fail_are_replaced(failing: int) -> None:
+    """Rollout 0 is the slow one, and where one fails, it is rollout 1."""
+
+    class Slow(ScriptedSampler):
+        async def sample(self, prompt: Sequence[int], params: Any, count: int = 1) -> list[Any]:
+            answers = await super().sample(prompt, params, count)
+            if params.seed == request.seeds[0]:
+                await asyncio.Event().wait()
+            if failing and params.seed == request.seeds[1]:
+                raise SamplingError("oh")
+            return answers
+
+    request = a_request(count=3, steps=[DONE])
+    (group,) = play_all(LocalRollouts, [request], Slow("x"), oversample=1 + failing, max_tokens=300)
+    assert [rollout.index for rollout in group.rollouts] == [index for index in range(1, 5) if index != failing][:3]
+    assert len({rollout.seed for rollout in group.rollouts}) == 3
+    assert all(rollout.reward == 1.0 for rollout in group.rollouts)
+
+
+def test_a_group_of_which_too_many_fail_has_the_size_that_was_wanted() -> None:
+    request = a_request(count=2, steps=[{"raise": "oh"}])
+    (group,) = play_all(LocalRollouts, [request], ScriptedSampler("x"), oversample=2)
+    assert [(rollout.index, rollout.has_failed) for rollout in group.rollouts] == [(0, True), (1, True)]
+
+
 STEPS = st.lists(
     st.sampled_from([{}, {"reward": 0.5}, {"reward": None}, {"slow": 3}, {"raise": "oh"}, {"observations": []}, DONE]),
     min_size=1,
