@@ -31,11 +31,11 @@ from palestra.server.http.openapi import describe, refusals
 from palestra.server.http.request_admission import RequestAdmission
 from palestra.server.http.starting_page import starting_page
 from palestra.server.model_api import alias_routes
-from palestra.server.model_api.chat import routes as openai_routes
+from palestra.server.model_api.anthropic_messages import routes as anthropic_routes
+from palestra.server.model_api.anthropic_messages.errors import envelope as anthropic_envelope
 from palestra.server.model_api.errors import BROKE, envelope
-from palestra.server.model_api.messages import routes as anthropic_routes
-from palestra.server.model_api.messages.errors import envelope as anthropic_envelope
-from palestra.server.model_api.responses import routes as responses_routes
+from palestra.server.model_api.openai_chat import routes as openai_routes
+from palestra.server.model_api.openai_responses import routes as responses_routes
 from palestra.server.pages.mount import MOUNT, ServerPages
 from palestra.server.services import ServerServices
 from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from palestra.server.model_api.responses.compaction import REQUEST
+from palestra.server.model_api.openai_responses.compaction import REQUEST
 from palestra.testing.puppet import Cue
 from tests.agents.conftest import PuppetServer, Stage, serving
 from tests.agents.programs import CLAUDE_CODE, CODEX, AgentProgram, tool_call

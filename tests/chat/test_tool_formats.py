@@ -25,8 +25,8 @@ from palestra.chat.tool_parsers.hermes import HermesToolParser
 from palestra.chat.tool_parsers.section_calls import DEEPSEEK, KIMI
 from palestra.config.bundled import bundled_model
 from palestra.server.core.errors import ApiError
-from palestra.server.model_api.chat.output_grammar import refuse_unknown_format
-from palestra.server.model_api.chat.schemas import ChatRequest
+from palestra.server.model_api.openai_chat.schemas import ChatRequest
+from palestra.server.model_api.openai_chat.structured_output import refuse_unknown_format
 from palestra.testing.random_tokenizer import write_tokenizer
 
 EPHEBE = bundled_model("ephebe") or Path()

@@ -16,8 +16,8 @@ from palestra.runs.reader import RunReader
 from palestra.runs.record_files import BLOCK_BYTES, read_added
 from palestra.view.runs.charts import Axis, Window, read_board, read_series, short_labels
 from palestra.view.runs.downsampling import pick_points
-from palestra.view.runs.metric_words import FILE, explain
-from scripts.reference.metric_words import metric_words
+from palestra.view.runs.metric_descriptions import FILE, explain
+from scripts.reference.metric_descriptions import metric_descriptions
 from tests.properties import examples
 from tests.view.folders import write_run
 
@@ -188,7 +188,9 @@ def test_labels_say_what_differs():
 
 
 def test_metrics_are_explained_in_the_words_of_the_documentation():
-    assert FILE.read_text(encoding="utf-8") == metric_words(), "renew it: python -m scripts.reference.metric_words"
+    assert FILE.read_text(encoding="utf-8") == metric_descriptions(), (
+        "renew it: python -m scripts.reference.metric_descriptions"
+    )
     words = {
         name: explain(name) for name in ("reward/mean", "eval/pass_at_8", "env/x/reward", "env/x/easy/reward", "odd")
     }

@@ -1,4 +1,4 @@
-"""Pages of the key/value cache: who holds which, and which can be found again by their tokens.
+"""Pages of the key/value cache, and the prefix cache: who holds which page, and which are found by tokens.
 
 Owns: reference counts, the free list, the prefix trie, eviction. Never touches: tensors, sequences, time.
 """

@@ -8,8 +8,8 @@ from palestra.server.http.access import CallerNow
 from palestra.server.http.body import decoded, read_body
 from palestra.server.http.openapi import refusals
 from palestra.server.model_api.aliases import AliasDeleted, AliasList, AliasObject, AliasRequest
-from palestra.server.model_api.chat.routes import ServiceNow
 from palestra.server.model_api.errors import OpenAIErrorEnvelope, OpenAIRoute, parse_body
+from palestra.server.model_api.openai_chat.routes import ServiceNow
 
 _SCHEMA = AliasRequest.model_json_schema()
 _BODY = {"requestBody": {"required": True, "content": {"application/json": {"schema": _SCHEMA}}}}

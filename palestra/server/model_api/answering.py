@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from palestra.server.model_api.chat.sampling_plan import CallOrigin
-from palestra.server.model_api.chat.schemas import SamplingFields
 from palestra.server.model_api.idempotency import IdempotentCalls
+from palestra.server.model_api.openai_chat.sampling_plan import CallOrigin
+from palestra.server.model_api.openai_chat.schemas import SamplingFields
 from palestra.server.model_api.request_fields import ignored_header
 from palestra.server.model_api.sse import KeepAlive, sse
 

@@ -12,13 +12,6 @@ from palestra.server.broker.service import EpisodeService
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.telemetry.metrics import Metrics
-from palestra.server.model_api.chat.calls import ChatCalls, ChatOrigin
-from palestra.server.model_api.chat.pictures import see
-from palestra.server.model_api.chat.prompt_request import prompt_request
-from palestra.server.model_api.chat.response_bodies import chat_body, chat_chunks
-from palestra.server.model_api.chat.sampling_plan import check_vocabulary
-from palestra.server.model_api.chat.schemas import DetokenizeRequest, TokenizeRequest
-from palestra.server.model_api.completions.calls import TextCalls
 from palestra.server.model_api.conversation_store import ConversationStore
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.engine_sampler import EngineSampler
@@ -26,6 +19,13 @@ from palestra.server.model_api.hosted_tools import ToolSettings
 from palestra.server.model_api.idempotency import IdempotentCalls
 from palestra.server.model_api.json_text import dumps
 from palestra.server.model_api.model_resolver import ModelResolver, about
+from palestra.server.model_api.openai_chat.calls import ChatCalls, ChatOrigin
+from palestra.server.model_api.openai_chat.pictures import see
+from palestra.server.model_api.openai_chat.prompt_request import prompt_request
+from palestra.server.model_api.openai_chat.response_bodies import chat_body, chat_chunks
+from palestra.server.model_api.openai_chat.sampling_plan import check_vocabulary
+from palestra.server.model_api.openai_chat.schemas import DetokenizeRequest, TokenizeRequest
+from palestra.server.model_api.openai_completions.calls import TextCalls
 from palestra.server.model_api.traces import CallTraces
 from palestra.store import Store
 from palestra.util.json_types import JsonObject

@@ -11,7 +11,7 @@ from fastapi.staticfiles import StaticFiles
 from palestra.server.core.errors import Refusal, not_kept
 from palestra.server.core.owners.callers import TRAINERS, Caller
 from palestra.server.core.wire_errors import WireError
-from palestra.server.model_api.chat import routes as openai_routes
+from palestra.server.model_api.openai_chat import routes as openai_routes
 from palestra.server.pages import (
     episode_routes,
     key_routes,

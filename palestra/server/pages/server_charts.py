@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from palestra.server.core.telemetry.activity import EVERY_S, RATE_S, Activity, EngineReading, ServerReading, rate
 from palestra.util.json_types import JsonObject
 from palestra.view.runs.charts import Chart, Line, Series
-from palestra.view.runs.metric_words import MetricWords
+from palestra.view.runs.metric_descriptions import MetricDescription
 
 RATE_READINGS = round(RATE_S / EVERY_S)
 
@@ -68,4 +68,4 @@ def _chart(title: str, curves: tuple[str, ...], is_share: bool, rows: list[JsonO
 
 def _line(curve: str, engine: str, values: list[float | None]) -> Line:
     label, meaning, healthy = WORDS[curve]
-    return Line(f"{engine}/{curve}", label, MetricWords(label, meaning, healthy), values)
+    return Line(f"{engine}/{curve}", label, MetricDescription(label, meaning, healthy), values)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from palestra.server.core.errors import Refusal
-from palestra.server.vllm.grammars import can_follow, structured_outputs
+from palestra.server.vllm.structured_outputs import can_follow, structured_outputs
 from palestra.types import SampleRequest, SamplingParams
 from palestra.util.json_types import JsonObject
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from palestra.config.distillation import DistillationConfig
-from palestra.training.batches.shaping import divergence
+from palestra.training.batches.kl_penalty import divergence
 from palestra.types.rollouts import TrainSequence
 from palestra.types.sampling import TopLogprobs
 

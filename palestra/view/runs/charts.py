@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from palestra.runs.metric_table import MetricTable
 from palestra.view.runs.downsampling import Floats, pick_points
-from palestra.view.runs.metric_words import MetricWords, explain
+from palestra.view.runs.metric_descriptions import MetricDescription, explain
 from palestra.view.runs.panels import ROWS, ChartPanel, matching
 
 TOKENS = ("batch/sampled_tokens", "batch/trained_tokens", "batch/tokens")
@@ -31,7 +31,7 @@ class Axis(StrEnum):
 class Line(Struct, frozen=True):
     name: str
     label: str
-    words: MetricWords | None
+    words: MetricDescription | None
     values: list[float | None]
 
 

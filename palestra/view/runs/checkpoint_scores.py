@@ -10,7 +10,7 @@ from palestra.runs.metric_table import MetricTable
 from palestra.runs.record_files import RunError
 from palestra.view.runs.catalogue import Catalogue
 from palestra.view.runs.charts import Axis, Board, Chart, ChartRow, Line, Series, Window, read_board
-from palestra.view.runs.metric_words import explain
+from palestra.view.runs.metric_descriptions import explain
 
 SCORE = re.compile(r"eval/([^/]+)/pass_at_1")
 MANY = 1000  # evaluations that are looked at, the newest first

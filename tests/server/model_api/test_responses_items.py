@@ -15,7 +15,9 @@ from palestra.chat import ChatTokenizer
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.config.bundled import bundled_model
 from palestra.server.core.errors import ApiError
-from palestra.server.model_api.chat.events import (
+from palestra.server.model_api.errors import too_long
+from palestra.server.model_api.hosted_tools import ToolSettings
+from palestra.server.model_api.openai_chat.events import (
     ChatAnswer,
     ChatChoice,
     ChatEvent,
@@ -27,17 +29,15 @@ from palestra.server.model_api.chat.events import (
     TokenUsage,
     ToolCall,
 )
-from palestra.server.model_api.chat.messages import TOKEN_FIELDS
-from palestra.server.model_api.chat.schemas import ChatRequest
-from palestra.server.model_api.errors import too_long
-from palestra.server.model_api.hosted_tools import ToolSettings
+from palestra.server.model_api.openai_chat.messages import TOKEN_FIELDS
+from palestra.server.model_api.openai_chat.schemas import ChatRequest
+from palestra.server.model_api.openai_responses.compaction import REQUEST
+from palestra.server.model_api.openai_responses.request import TranslatedRequest, read_input
+from palestra.server.model_api.openai_responses.request import chat_request as translated
+from palestra.server.model_api.openai_responses.response_body import ResponseHeader, response_body
+from palestra.server.model_api.openai_responses.schemas import ResponsesRequest
+from palestra.server.model_api.openai_responses.stream import response_events
 from palestra.server.model_api.request_fields import OUTPUT_LOGPROBS
-from palestra.server.model_api.responses.compaction import REQUEST
-from palestra.server.model_api.responses.request import TranslatedRequest, read_input
-from palestra.server.model_api.responses.request import chat_request as translated
-from palestra.server.model_api.responses.response_body import ResponseHeader, response_body
-from palestra.server.model_api.responses.schemas import ResponsesRequest
-from palestra.server.model_api.responses.stream import response_events
 from palestra.store.queries.traces import TurnKey
 from palestra.types import SampleResult
 from palestra.types.sampling import SampledSequence, StopReason

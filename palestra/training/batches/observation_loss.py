@@ -1,0 +1,27 @@
+"""The observation loss (ECHO): the policy also learns to predict what the environment says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from palestra.types.rollouts import TrainSequence
+
+
+def add_observation_loss(
+    sequences: Sequence[TrainSequence],
+    prompts: Sequence[int],
+    own_logprobs: Mapping[str, Sequence[float]],
+    weight: float,
+) -> float | None:
+    """Lets the policy predict what it read after the prompt, of which `prompts` are the lengths. A loss compares the
+    policy with `logprobs`: with the trainer's own, its ratio begins at 1, and an advantage of `weight` has the gradient
+    of cross entropy. Returns the mean logprob of these tokens; None if there are none."""
+    found: list[float] = []
+    for sequence, start in zip(sequences, prompts, strict=True):
+        own = own_logprobs[sequence.rollout]
+        places = [place for place in range(start, len(sequence.tokens)) if not sequence.mask[place]]
+        for place in places:
+            sequence.logprobs[place], sequence.advantages[place] = own[place], weight
+            found.append(own[place])
+    return math.fsum(found) / len(found) if found else None
