@@ -40,7 +40,7 @@ def pages(reference: Reference) -> None:
         table(["package", "licence", "needed by"], rows),
         "## What comes with it",
         table(["below `palestra/`", "what", "licence", "made by"], shipped),
-        "Graders and files of benchmarks are not shipped; [their licences](../model-benchmarks.md).",
+        "Graders and files of benchmarks are not shipped; [their licences](../evaluation.md#benchmarks-by-name).",
     ]
     reference.pages["reference/licences.md"] = page("Licences", INTRO, parts)
 
