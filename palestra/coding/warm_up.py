@@ -1,7 +1,8 @@
 """Warm-up tasks, the level below those that ship: one short command of the shell each, made from templates by number.
 
 A task is a function of its number alone; those held out are about files that no other task names. Tests look at what is
-in the folder afterwards, so that any command that does what was asked is as good as the solution.
+in the folder afterwards, so that any command that does what was asked is as good as the solution. A change of words
+here changes tasks that have a number already.
 """
 
 from __future__ import annotations

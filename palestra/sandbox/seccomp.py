@@ -14,7 +14,8 @@ import sys
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 LAST_KNOWN = 462
-"""The last system call that was looked at when this was written; the kernel's later ones do not exist in a sandbox."""
+"""The last system call that was looked at when this was written; the kernel's later ones do not exist in a sandbox,
+until this number is raised."""
 LATER = ["setxattrat", "getxattrat", "listxattrat", "removexattrat", "open_tree_attr", "file_getattr", "file_setattr"]
 
 COMPUTING = {

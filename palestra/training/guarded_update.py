@@ -78,7 +78,7 @@ class PolicyUpdater:
 
     @property
     def has_kept_gradient(self) -> bool:
-        """While it is true, a checkpoint would lose a gradient."""
+        """While it is true, a checkpoint would lose a gradient: save only what `_save_to_resume` of the loop saves."""
         return bool(self._kept)
 
     async def update(

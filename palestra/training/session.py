@@ -77,7 +77,8 @@ class TrainingSession(Struct):
             raise SetupError(f"checkpoint.keep_best: an evaluation has no {metric!r}; {hint}")
 
     async def is_stopped(self, save: Callable[[], Awaitable[None]]) -> bool:
-        """Whether somebody has asked the run to end after its step (`palestra run stop`). Its state is then saved."""
+        """Whether the run was asked to end after its step (`palestra run stop`); its state is then saved. Every
+        training loop asks before each step."""
         if not self.run.is_asked_to_stop:
             return False
         if self.state.step > 0 and not self.checkpoints.amend(self.state):

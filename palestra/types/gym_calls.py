@@ -8,6 +8,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 STATS = "/call_stats"
+"""Not `/stats`, which may be a path of the server's own."""
 RUN = "/run"
 """The path of an agent at which one call is one rollout."""
 

@@ -36,6 +36,8 @@ class LabelChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def get_catalogue(request: Request) -> Catalogue:
+    """Every route that shows runs depends on it by `Runs`: a server overrides it, so that only admins see run
+    folders."""
     return request.app.state.catalogue
 
 

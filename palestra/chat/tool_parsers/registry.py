@@ -20,6 +20,7 @@ from palestra.chat.tool_parsers.section_calls import DEEPSEEK, KIMI
 from palestra.util.suggest import nearest
 
 HERMES, LLAMA3_JSON = HermesToolParser(), Llama3JsonToolParser()
+# The first mark that a template has decides: a format whose calls begin with `<tool_call>` goes before Hermes.
 MARKS: tuple[tuple[str, CallFormat], ...] = (
     (CHANNEL, HarmonyFormat()),
     (GEMMA4_CALL, Gemma4Format()),

@@ -1,4 +1,9 @@
-"""The parts of task templates: prompts, calls, answers."""
+"""The parts of task templates: prompts, calls, answers.
+
+A template is `@template(...)` on its solution; the function's name is the template's and the key in `prompts.toml`.
+Prompts are drawn by position: new ones go to the end, or tasks change. A template that an app gains (also one of its
+`sub_goals`) changes the app's long tasks, which are drawn from all of them.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Not anyio's blocking portal: that is a context manager whose end waits for the work that still runs, so that a program
 which keeps one for its whole life does not end; and it does not know forks.
+
+Everything that the episode client sends runs on this one loop: a user's code never runs here, and nothing that runs
+here may call the synchronous client.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ def lay_out(
 
 
 def joined(parts: list[Tensor]) -> Tensor:
-    """One below the other."""
+    """One below the other. Not by torch.cat on the device `meta`: arithmetic there imports torch's compiler (2 s)."""
     return parts[0] if parts[0].is_meta else torch.cat(parts)
 
 

@@ -1,7 +1,7 @@
 """Tasks that are played again for somebody who looks at their pages: `palestra eval` in a child process.
 
-Owns: these processes, which end with the server; the key that each has while it runs. Never touches: environments and
-how they are played; the result is a run folder like any other evaluation's.
+The processes end with the server. Each has a key of its own while it runs, if the caller has one: the first key of all
+would close a server that is open to everybody. The result is a run folder like any other evaluation's.
 """
 
 from __future__ import annotations
