@@ -50,7 +50,7 @@ class RunningPass:
     """By the number of the datum."""
     compute_s: float = 0.0
     alone: bool = False
-    """A joined batch it was in has failed: from here on nobody else is to suffer."""
+    """Run it alone: a joint batch with it has failed."""
 
 
 @dataclass(slots=True, eq=False)

@@ -50,7 +50,7 @@ class SpoolHeader(msgspec.Struct, kw_only=True):
 class CachedSampler:
     sampler_id: str
     model_id: str | None = None
-    """None when it came from a file: then nobody needs to write it any more."""
+    """None if it came from a file, since it need not be written again."""
     lora: LoraConfig | None = None
     weights: Weights | None = None
     row: NDArray[np.float32] | None = None

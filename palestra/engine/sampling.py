@@ -244,7 +244,7 @@ class SamplingExecutor:
         self._stepped_at = now if self._running else None
 
     def _stream(self, step: SampleStep) -> None:
-        """A first token is told at once, and what is left of those that end."""
+        """Sends first tokens at once, and what is left of sequences that end."""
         due = time.perf_counter() - self._sent_at > STREAM_EVERY_S
         for event in step.tokens:
             if event.request_id in self._streams:

@@ -85,7 +85,7 @@ class ServerLink:
 
     @property
     def is_lost(self) -> bool:
-        """Nobody is left to ask."""
+        """The server is gone."""
         return time.monotonic() - self._received_at > self._timeout_s
 
     def send(self, message: FromWorker) -> None:
@@ -154,7 +154,7 @@ class ServerLink:
 
 
 def encrypt(socket: zmq.Socket, server_key: str | None, client_key: str | None = None) -> None:
-    """Before it connects: nobody but the holder of that key can read what it sends, or answer it. `client_key`: the
+    """Before it connects: only the holder of that key can read what it sends, or answer it. `client_key`: the
     secret key by which the server knows this process."""
     if server_key is not None:
         if client_key is None:

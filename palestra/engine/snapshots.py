@@ -192,7 +192,7 @@ class Snapshots:
 
     def take_all(self) -> None:
         """Before the end: every model that changed, as of its last whole request."""
-        while self.files.pending:  # a save may be somebody's last request
+        while self.files.pending:  # a save may be a client's last request
             self.files.wait()
         for model in list(self.table.models.values()):
             if model.running is not None and model.running.train:

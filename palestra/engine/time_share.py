@@ -22,7 +22,7 @@ class TimeShare:
         self._spent = dict.fromkeys(Work, 0.0)
 
     def next(self, *, train: bool, sample: bool) -> Work | None:
-        """Sampling first when nobody is owed anything: it is what somebody waits for."""
+        """Sampling goes first while neither side is owed time: clients wait for it."""
         if train and sample:
             due = {w: self._spent[w] / self._shares[w] for w in Work}
             return Work.TRAIN if due[Work.TRAIN] < due[Work.SAMPLE] else Work.SAMPLE

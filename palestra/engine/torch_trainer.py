@@ -221,7 +221,7 @@ class TorchTrainer:
 
     def _one_token(self, *, train: bool) -> list[Prepared]:
         """For a rank without a part of its own, whose share of the base model the others wait for. Its gradient goes to
-        an adapter that is nobody's."""
+        an adapter without an owner."""
         if self._spare is None:
             self._spare = self.pool.create(LoraConfig(rank=1, train_mlp=False, train_unembed=False, seed=0))
         self.pool.discard_gradient(self._spare)
@@ -325,6 +325,6 @@ def to_numpy(row: torch.Tensor) -> NDArray[np.float32]:
 
 
 def _can_share(decoder: Decoder) -> bool:
-    """Whether what data share is computed once, if nobody says: plain attention on a GPU would take a mask of a tree's
+    """Whether what data share is computed once, by default: plain attention on a GPU would take a mask of a tree's
     rows by its rows."""
     return decoder.device.type == "cpu" or has_kernels(decoder.spec, decoder.device, decoder.dtype)

@@ -24,7 +24,7 @@ class AdapterError(ModelError):
 
 
 class DataError(ModelError):
-    """A training datum or sampling request is malformed: the caller's fault, nobody else is affected."""
+    """A training datum or sampling request is malformed: the caller's fault; other requests are not affected."""
 
 
 class NonFiniteGradient(ModelError):

@@ -45,7 +45,7 @@ class PreloadedWorkers:
         return self._hosts.get(state)
 
     def end(self) -> None:
-        """Ends those that nobody has gone on with."""
+        """Ends preloaded workers that no supervisor has taken over."""
         for host in self._hosts.values():
             host.drop_preloaded()
 

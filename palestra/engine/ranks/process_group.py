@@ -35,7 +35,9 @@ class ProcessGroup:
         `tensor` neighbours share every layer."""
         timeout, host = timedelta(seconds=MEETING_S), meeting.rpartition(":")[0]
         is_one_machine = Path(meeting).is_absolute()
-        interface = LOOPBACK if is_one_machine else _interface_towards(host)  # of one machine: nobody else can connect
+        interface = (
+            LOOPBACK if is_one_machine else _interface_towards(host)
+        )  # of one machine: no other machine can connect
         for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(variable, interface)
         if is_one_machine:

@@ -49,7 +49,7 @@ class ConfigFields:
         return value
 
     def count(self, name: str) -> int:
-        """A number that may be 0, and is where nothing is said."""
+        """Returns a non-negative integer; 0 if the field is missing."""
         value = self.get(name) or 0
         if not isinstance(value, int) or value < 0:
             raise UnsupportedModel(f"{self.source}: field {name!r} must be a whole number, found {value!r}")

@@ -32,7 +32,7 @@ LARGE_ROW = 64 << 20  # numbers; 256 MB. Most adapters of dense models are small
 
 
 class Stack:
-    """The rows of all adapters of one layout. Gradients and moments exist once somebody trains."""
+    """The rows of all adapters of one layout. Gradients and moments exist once an adapter is trained."""
 
     def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, part: LayoutPart | None = None):
         self.layout, self.part, self.dtype, self.device = layout, part, dtype, device

@@ -40,7 +40,7 @@ def choose_experts(
 ) -> tuple[Tensor, Tensor]:
     """Weights (float32) and numbers of each row's experts, [rows, experts per token]. Rows of `replayed` that are not
     -1 name the experts that were chosen before; what these weigh is the router's to say, now as then. Rows whose slot
-    is below 0 visit nobody: their numbers are -1."""
+    is below 0 visit no expert: their numbers are -1."""
     if kernels.can_run(x.device, x.dtype):
         return _Choice.apply(x, router, bias, spec, replayed, slots)
     return _choose(_RouterLogits.apply(x, router), bias, spec, replayed)

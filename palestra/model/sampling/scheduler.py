@@ -309,7 +309,8 @@ class Scheduler:
         return seq.found if self.states is None else self.states.deepest(seq.found, seq.snapshot_limit)
 
     def _has_slots(self, seq: Sequence) -> bool:
-        """For it and its siblings, beside those that running ones are waiting for; or nobody is running."""
+        """Whether enough state slots are free for the sequence and its siblings, beside those that running sequences
+        will need. Always true while none runs."""
         if self.states is None or not self._running:
             return True
         owed = sum(len(other.siblings) for other in self._running)

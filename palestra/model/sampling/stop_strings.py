@@ -1,4 +1,4 @@
-"""Where a sequence of tokens has said a stop string. Owns: the reach back. Never touches: stop tokens."""
+"""Detects a stop string at the end of the generated tokens; stop tokens are the scheduler's."""
 
 from __future__ import annotations
 

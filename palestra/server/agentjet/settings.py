@@ -197,7 +197,7 @@ def _tasks(keys: _Keys, job: JobConfig) -> None:
 
 
 def _evaluation(keys: _Keys, job: JobConfig) -> None:
-    """Maps evaluation only if there are tasks for it: nobody plays evaluations of dummy tasks, so the run would wait
+    """Maps evaluation only if there are tasks for it: evaluations of dummy tasks are not played, so the run would wait
     for ever."""
     if job.eval_file is None:
         job.set("eval.every", 0, "no validation tasks")

@@ -110,7 +110,7 @@ class ClaimService:
         config = self._broker.config
         if self._broker.is_stopping or len(self._waiting) >= config.max_waiting:
             return []
-        # `hold` may begin to wait one turn of the loop later: an event in between would have woken nobody.
+        # `hold` may begin to wait one turn of the loop later: an event in between would have woken no call.
         if leases := self._broker.apply(lambda board, now: self._take(board, claim, now)):
             await self._broker.saving.saved()
             return leases

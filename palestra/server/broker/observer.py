@@ -84,7 +84,7 @@ class EpisodeObserver:
         self._at_scrape = _AtScrape()
         registry.register(self._at_scrape)
         self.on_trainer: Callable[[str, str], None] = lambda _owner, _run: None
-        """Called when somebody seems to train this run."""
+        """Called when a trainer seems to be at work on this run."""
 
     def watch(self, board: Callable[[], EpisodeBoard | None], clock: Clock) -> None:
         self._at_scrape.board, self._at_scrape.clock = board, clock

@@ -158,7 +158,7 @@ class RunPushes:
             sender.close()
 
     async def _payload(self, key: RunKey, group: PlayedGroup) -> bytes | None:
-        """Returns what is sent; None: the group was committed by somebody else meanwhile."""
+        """Returns what is sent; None: another call committed the group meanwhile."""
         if self._info(key).committed >= group.number:
             return None
         return await asyncio.to_thread(msgspec.json.encode, PushedGroup(run=key[1], group=group))
@@ -174,7 +174,7 @@ class RunPushes:
             except Refusal as error:
                 if error.status != GONE:
                     raise
-                continue  # it was committed by somebody else meanwhile
+                continue  # another call committed it meanwhile
             if groups:
                 return groups[0]
 

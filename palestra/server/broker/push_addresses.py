@@ -38,7 +38,7 @@ def check_address(where: str, address: str, hosts: Sequence[str]) -> None:
 
 
 def _check_file(where: str, path: str) -> None:
-    """Checks that nobody else can put a socket of their own there."""
+    """Checks that other users cannot put a socket of their own there."""
     file = Path(path)
     if not file.is_absolute() or ".." in file.parts or not path.isprintable() or len(path.encode()) > MAX_IPC_PATH:
         shown = f"found {path[:80]!r}"

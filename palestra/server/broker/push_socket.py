@@ -22,7 +22,7 @@ class PushSocket:
     def __init__(self, context: zmq.asyncio.Context, address: str):
         self._socket: Any = context.socket(zmq.REQ)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is sent before somebody listens
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing is sent before a trainer listens
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
         # To notice a machine that disappeared.
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
@@ -41,7 +41,7 @@ class PushSocket:
         try:
             await asyncio.wait({sent, gone}, timeout=CONNECT_S, return_when=asyncio.FIRST_COMPLETED)
             if not sent.done():
-                raise PushNotAcknowledged(f"nobody listens at {self._address}")
+                raise PushNotAcknowledged(f"no trainer listens at {self._address}")
             sent.result()
         finally:
             sent.cancel()

@@ -51,5 +51,5 @@ def not_kept(error: StoreError | JournalError) -> Refusal:
 
 
 def not_found(what: str, name: str) -> Refusal:
-    """Returns a 404, also for what belongs to another owner, so that nobody learns what exists."""
+    """Returns a 404, also for what belongs to another owner, so that callers do not learn what exists."""
     return Refusal(404, f"no such {what}: {name[:200]}")

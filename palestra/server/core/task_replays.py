@@ -1,4 +1,4 @@
-"""Tasks that are played again for somebody who looks at their pages: `palestra eval` in a child process.
+"""Replays of tasks for readers of their pages: `palestra eval` in a child process.
 
 The processes end with the server. Each has a key of its own while it runs, if the caller has one: the first key of all
 would close a server that is open to everybody. The result is a run folder like any other evaluation's.

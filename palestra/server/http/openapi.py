@@ -36,7 +36,7 @@ def answer_of(record: type[msgspec.Struct]) -> Responses:
 
 
 def describe(app: FastAPI, bodies: Iterable[Any], answers: Iterable[Any]) -> None:
-    """Adds the schemas of these types to the app's OpenAPI, when somebody asks for it. Bodies have no other fields."""
+    """Adds the schemas of these types to the app's OpenAPI, when a client asks for it. Bodies have no other fields."""
     made = app.openapi
 
     def openapi() -> JsonObject:

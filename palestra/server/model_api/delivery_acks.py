@@ -52,7 +52,7 @@ class DeliveryAcks:
             self.forget(response_id)
 
     def forget(self, response_id: str) -> None:
-        """Forgets a response that nobody will ask for any more; the mark stays."""
+        """Forgets a response that its client will not ask for any more; the mark stays."""
         self._kept.pop(response_id, None)
 
     async def _write(self, turns: Sequence[TurnKey]) -> None:

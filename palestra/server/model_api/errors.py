@@ -25,7 +25,7 @@ log = structlog.get_logger()
 M = TypeVar("M", bound=BaseModel)
 
 BROKE = "the server failed unexpectedly; its log has the details"
-CLIENT_LEFT = 499  # nginx's status: nobody reads it, but the log shows it
+CLIENT_LEFT = 499  # nginx's status: no client reads it, but the log shows it
 
 
 class OpenAIErrorDetail(BaseModel):

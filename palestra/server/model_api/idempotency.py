@@ -36,7 +36,7 @@ class _Call:
     task: asyncio.Task[bytes]
     readers: int = 0
     timer: asyncio.TimerHandle | None = None
-    """Runs while nobody reads."""
+    """Runs also while no client reads."""
 
 
 @dataclass(frozen=True, slots=True)

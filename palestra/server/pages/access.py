@@ -107,7 +107,7 @@ class ServerAccess:
         )
 
     def _cookie(self, key_id: int, key_hash: str, until: int) -> str:
-        """Names the key and proves that somebody has had it, but does not contain it. It ends with the key."""
+        """Names the key and proves that the caller has had it, but does not contain it. It ends with the key."""
         return f"{key_id}.{until}.{self._mac(f'{key_hash} {until}')}"
 
     def _mac(self, text: str) -> str:

@@ -74,7 +74,7 @@ def create_pages(parts: PageParts) -> FastAPI:
 
 
 def _runs(request: Request, caller: AdminNow) -> Catalogue:
-    """The server's folder of runs, which belong to nobody: an admin sees them all, others see none."""
+    """The server's folder of runs, which have no owner: an admin sees them all, others see none."""
     return request.app.state.catalogue
 
 

@@ -91,7 +91,7 @@ class LoadedAdapters:
         self._tidy()
 
     def drop(self, adapter: TransferredAdapter) -> None:
-        """Unloads an adapter that nobody will use again."""
+        """Unloads an adapter that will not be used again."""
         self._unwanted.add(self.name_of(adapter))
         self._tidy()
 

@@ -1,6 +1,6 @@
 """The port at which replicas elsewhere join: one ZeroMQ socket, encrypted by CURVE, for all of them.
 
-Anybody who has the server's public key may connect; only a `Hello` with a ticket that the server has signed is
+Any process that has the server's public key may connect; only a `Hello` with a ticket that the server has signed is
 answered, and only replicas that said it are listened to. Tickets and the key stay valid when the server is restarted,
 so replicas come back by themselves, as long as the key is valid that they joined with.
 """
@@ -45,7 +45,7 @@ LOOK_AGAIN_S = (0.0, 0.2, 1.0)  # after a connection has ended: the socket learn
 
 
 class RemoteReplica(EngineReplica):
-    """A replica whose process is somebody else's to start."""
+    """A replica whose process the server does not start."""
 
     def __init__(
         self, number: int, context: ReplicaContext, port: ReplicaPort, hello: Hello, patience: WatchdogTimeouts

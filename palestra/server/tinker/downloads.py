@@ -1,7 +1,7 @@
 """Serves files of a checkpoint by URLs that work for a while, without a key.
 
-A URL contains its expiry and an HMAC over run, kind, name, folder, file and expiry: nobody can make one, change one or
-use one for other files, and once a checkpoint is replaced or deleted its URLs are invalid.
+A URL contains its expiry and an HMAC over run, kind, name, folder, file and expiry: without the secret no client can
+make one, change one or use one for other files, and once a checkpoint is replaced or deleted its URLs are invalid.
 """
 
 from __future__ import annotations

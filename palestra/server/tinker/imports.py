@@ -96,7 +96,7 @@ class WeightImports:
         return str(path)
 
     def _folder(self, caller: Caller, upload_id: str) -> Path:
-        """Owners have folders of their own, so nobody can write into another's upload."""
+        """Owners have folders of their own, so that none can write into another's upload."""
         if not _UPLOAD.fullmatch(upload_id):
             raise Refusal(400, f"{shown(upload_id)} is not the id of an upload; send 32 hexadecimal digits")
         owner = hashlib.sha256(caller.owner.encode()).hexdigest()[:16]

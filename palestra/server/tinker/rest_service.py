@@ -160,8 +160,8 @@ class RestService:
         return r.ExternalWeightsUrlsResponse(urls=urls, expires=time_of(expires))
 
     async def file(self, ticket: DownloadTicket, signature: str) -> Path:
-        """Returns a file to anybody who has the URL. The signature is checked first: without it nobody learns what
-        exists."""
+        """Returns a file to any caller that has the URL. The signature is checked first: without it no caller learns
+        what exists."""
         self._signer.check(ticket, signature, time.time())
         row = await self._store.read(lambda c: checkpoint_rows.get_checkpoint(c, key_of(ticket.path)))
         if row is not None:

@@ -1,6 +1,6 @@
 """JSON bodies that carry data: samples, and the passes of SDK 0.24 and older. `decode` converts them to records.
 
-Validation of a list ends at its first wrong item: a million errors help nobody.
+Validation of a list ends at its first wrong item: a million errors help no client.
 """
 
 from __future__ import annotations

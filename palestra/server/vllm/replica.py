@@ -1,6 +1,6 @@
 """One vLLM server as we use it: it starts, is tested, watched, lost, and starts again.
 
-Unlike a worker or a server of a gym, it may run elsewhere and be somebody else's: then being lost and found again is
+Unlike a worker or a server of a gym, it may run elsewhere and belong to others: then being lost and found again is
 all there is to a restart, and each time it is tested anew for what it can do.
 """
 

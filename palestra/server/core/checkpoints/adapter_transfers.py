@@ -116,7 +116,7 @@ class AdapterTransfers:
             self._held[digest] -= 1
 
     def forget(self, weights: SampleWeights) -> TransferredAdapter | None:
-        """Forgets weights that nobody will use again; returns their adapter if no others are equal to them."""
+        """Forgets weights that will not be used again; returns their adapter if no others are equal to them."""
         digest = self._known.pop(weights, None)
         if digest is None or digest in self._known.values():
             return None

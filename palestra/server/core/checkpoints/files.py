@@ -52,7 +52,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 UPLOADS = "uploads"
 """Folder for files that clients upload, below that of the checkpoints."""
-UPLOAD_S = 3600.0  # after this time without a new part nobody goes on with an upload
+UPLOAD_S = 3600.0  # an upload without a new part for this time is given up
 
 
 UPLOAD_AGAIN_S = 2.0
@@ -275,7 +275,7 @@ class CheckpointFiles:
         return False
 
     async def _sweep_storage(self, storage: CheckpointStorage, needed: set[str], in_use: set[str], now: float) -> None:
-        """Stores what was saved before there was a storage, makes room on this disk, and deletes what nobody needs."""
+        """Stores what was saved before there was a storage, makes room on this disk, and deletes what is not needed."""
         folders = [Path(folder) for folder in await asyncio.to_thread(self._folders)]
         for folder in folders:
             if str(folder) in needed and not storage.is_stored(folder):

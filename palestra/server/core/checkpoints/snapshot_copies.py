@@ -117,7 +117,7 @@ class SnapshotCopies:
             strays = set(await asyncio.to_thread(self._storage.names)) - known
             await asyncio.to_thread(self._storage.delete, strays)
         except StorageError as e:
-            log.warning("objects that nobody needs could not be deleted", error=str(e))
+            log.warning("objects that are not needed could not be deleted", error=str(e))
 
     # While it runs
 
@@ -211,5 +211,5 @@ class SnapshotCopies:
                     self._known.pop(copy.item, None)
                 await asyncio.to_thread(self._storage.delete, [copy.object for copy in stale])
             except Exception as e:  # boundary: whatever it is, the next round may succeed
-                log.warning("copies that nobody needs could not be deleted", error=str(e))
+                log.warning("copies that are not needed could not be deleted", error=str(e))
             await asyncio.sleep(SWEEP_S)

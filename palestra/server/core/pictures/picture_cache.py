@@ -22,7 +22,7 @@ class PictureCache:
     def __init__(self, folder: Path, max_bytes: int):
         self._folder, self._max_bytes = folder, max_bytes
         self._sizes: OrderedDict[str, int] | None = None
-        """By digest, the least recently used first; None: nobody has looked yet."""
+        """By digest, the least recently used first; None: the folder was not read yet."""
         self._used_bytes = 0
         self._lock = threading.Lock()  # protects the two above, and which files there are
 

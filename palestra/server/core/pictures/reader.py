@@ -114,7 +114,7 @@ class PictureReader:
         return answer.picture
 
     async def _ask(self, order: bytes) -> DecodeAnswer:
-        """A process that dies is asked once more: it may have been ended by somebody, and not by the picture."""
+        """A process that dies is asked once more: the picture need not be what ended it."""
         try:
             try:
                 answer = await self._child.ask(order, LIMIT_S)

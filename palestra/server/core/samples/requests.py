@@ -218,7 +218,7 @@ class SamplingRequests:
             self._fail(future, "the sample was cancelled")
 
     def forget(self, future: SampleFuture) -> None:
-        """Forgets a sample that nobody will ask for again."""
+        """Forgets a sample that its client will not ask for again."""
         self.futures.pop(future.request_id, None)
         sampler = self.samplers.get(future.sampler_id)
         if sampler is not None:

@@ -74,7 +74,7 @@ class SampleRunner(ABC):
 
     @abstractmethod
     def drop(self, sampler_ids: list[str]) -> None:
-        """Drops frozen weights that nobody will use again."""
+        """Drops frozen weights that will not be used again."""
 
 
 class WorkerRunner(SampleRunner):

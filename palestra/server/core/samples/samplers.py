@@ -118,7 +118,8 @@ class SamplingSessions:
         return self._direct[key], next(self._direct[key].own_numbers)
 
     def _forget_idle(self) -> None:
-        """Drops samplers without a session that were not used for long, because nobody says when they are over."""
+        """Drops samplers without a session that were not used for long, because clients do not say when they are done
+        with them."""
         idle = [k for k, sampler in self._direct.items() if not sampler.futures]
         for key in idle[: max(0, len(self._direct) - MAX_DIRECT)]:
             self._sampling.drop([self._direct.pop(key)], "")

@@ -17,7 +17,7 @@ from palestra.config.serve import ServeConfig
 
 MIN_FREE_BYTES = 64 << 20  # the size of one file of the journal
 PROBE_BYTES = 4096
-FRESH_S = 1.0  # anybody may ask, and each check is a write
+FRESH_S = 1.0  # any client may ask, and each check is a write
 
 
 class DiskHealth:

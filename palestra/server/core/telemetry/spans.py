@@ -27,7 +27,7 @@ class Span:
     ended_at: float
     parent: SpanRef | None
     ref: SpanRef | None = None
-    """None: any id will do, because nobody refers to it."""
+    """None: any id will do, because no other span refers to it."""
     link: SpanRef | None = None
     attributes: JsonObject = field(default_factory=dict)
     error: str = ""

@@ -54,7 +54,7 @@ Hook = Callable[[TrainFuture, TrainOutcome], Awaitable[None]]
 """What the server does about a result before the client may see it."""
 
 SETTLE_AGAIN_S = 5.0  # after a gap could not be recorded: a full disk stays full for a while
-UNREAD_S = 60.0  # how long an answer that nobody fetches stays in memory, in addition to its copy in the journal
+UNREAD_S = 60.0  # how long an answer that is not fetched stays in memory, in addition to its copy in the journal
 
 
 class TrainingRequests:
@@ -135,7 +135,7 @@ class TrainingRequests:
         return None if future is None else future.reply
 
     def reject(self, model: TrackedModel, seq_id: int) -> None:
-        """Notes that a refused request has used its number, so that nobody waits for it."""
+        """Notes that a refused request has used its number, so that later requests do not wait for it."""
         if model.is_open(seq_id):
             self.writing.run(self._settle(model, [seq_id]))
 

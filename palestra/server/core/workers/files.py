@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 STATE_FILES = ("models/*.snapshot", "samplers/*.sampler")
 OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx")
-"""Files beside a base model's that nobody reads here."""
+"""Files beside a base model's that are not read here."""
 
 
 @dataclass(slots=True)

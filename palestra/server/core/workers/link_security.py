@@ -58,7 +58,7 @@ class LinkNetwork:
         return LinkSecurity(self.context, self._key("link", name))
 
     def address(self, folder: Path) -> str:
-        """An address that a restarted server finds again, if nobody else has taken the port meanwhile."""
+        """An address that a restarted server finds again, unless another process has taken the port meanwhile."""
         file, port = folder / ADDRESS_FILE, 0
         try:
             known = json.loads(file.read_text())

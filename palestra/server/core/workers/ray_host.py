@@ -190,7 +190,7 @@ class RayHost:
         return RayWorker(self._slot, list(pids), log_file)
 
     async def wait_until_draining(self) -> None:
-        while self._slot is None or not await self._is_draining(self._slot):  # noqa: ASYNC110 - Ray tells nobody
+        while self._slot is None or not await self._is_draining(self._slot):  # noqa: ASYNC110 - Ray does not notify
             await asyncio.sleep(LOOK_S)
 
     async def close(self) -> None:

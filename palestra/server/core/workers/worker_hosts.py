@@ -45,7 +45,7 @@ class RunningWorker(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """None: it runs, or nobody knows how it ended."""
+        """None: it runs, or how it ended is not known."""
         ...
 
     async def wait(self) -> None:
