@@ -149,7 +149,7 @@ def peak_memory(run: Path) -> Iterator[None]:
 
 
 def used_gib() -> float:
-    if cards := nvidia("memory.used"):
+    if (cards := nvidia("memory.used")) and cards[0][0].isdigit():
         return float(cards[0][0]) / 1024
     sizes = []
     for process in psutil.Process().children(recursive=True):

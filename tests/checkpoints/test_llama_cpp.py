@@ -43,6 +43,7 @@ CASES = {
     "qwen3": ({"family": "qwen3"}, EXACT),
     "qwen3, not tied": ({"family": "qwen3", "tie": False}, EXACT),
     "qwen3, long": ({"family": "qwen3", "overrides": {"rope_parameters": YARN}}, EXACT),
+    "qwen3 with experts": ({"family": "qwen3_moe", "overrides": {"norm_topk_prob": True}}, EXACT),
     "gemma3": ({"family": "gemma3"}, GELU),
     "gemma3 with windows": ({"family": "gemma3", "overrides": {"sliding_window": 16}}, GELU),
 }
@@ -89,10 +90,22 @@ def test_a_file_of_fewer_bits_is_off_by_its_error_only(quant, allowed, random_mo
     assert np.abs(_theirs(tmp_path / "out" / MODEL_FILE)[0] - trained).mean() < allowed
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
-def test_an_adapter_file_does_to_its_base_what_the_adapter_does(family, random_model, tmp_path):
-    base = with_qwen_words(random_model(family=family, tie=False), tmp_path / "base")
-    write_adapter(base, tmp_path / "adapter", 3, train_unembed=True)
+ADAPTERS = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {},
+    "gemma3": {},
+    "qwen3_moe": {},
+    "qwen3_moe, each": {"per_expert": True},
+}
+
+
+@pytest.mark.parametrize("case", ADAPTERS)
+def test_an_adapter_file_does_to_its_base_what_the_adapter_does(case, random_model, tmp_path):
+    family = case.partition(",")[0]
+    overrides = {"norm_topk_prob": True} if family == "qwen3_moe" else {}
+    base = with_qwen_words(random_model(family=family, tie=False, overrides=overrides), tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3, train_unembed=True, **ADAPTERS[case])
     export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf-adapter", base=base)
     write_adapter(base, tmp_path / "nothing", 0, scale=0.0)
     export_checkpoint(tmp_path / "nothing", tmp_path / "base-gguf", "gguf", base=base)

@@ -14,6 +14,9 @@ from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapter_files import adapter_matrices
 from palestra.model.lora.adapter_names import HEAD
 from palestra.model.lora.adapters import Adapter
+from palestra.model.lora.expert_names import PARTS
+
+_EXPERTS = {part: leaf for leaf, part in PARTS.items()}
 
 
 def write_adapter_file(adapter: Adapter, spec: ModelSpec, file: Path, name: str) -> None:
@@ -42,8 +45,12 @@ def write_adapter_file(adapter: Adapter, spec: ModelSpec, file: Path, name: str)
 
 def _tensors(spec: ModelSpec, family: GgufFamily, matrices: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     names = tensor_names(family, spec.n_layers)
+    n_experts = {f"model.layers.{n}.mlp.experts": experts.n_experts for n, experts in spec.experts.items()}
     for key, matrix in matrices.items():
         module, _, kind = key.partition(".lora_")
+        head, _, leaf = module.rpartition(".")
+        if head in n_experts:  # each has its own in the file, also of what they share
+            module, matrix = f"{head}.{_EXPERTS[leaf]}", matrix.expand(n_experts[head], -1, -1)
         name = names.get_name(module)
         if name is None:
             raise CheckpointError(f"GGUF has no name for {module} in a model of {family.architecture}")

@@ -21,6 +21,8 @@ class GgufFamily:
     """Layers may have a window; elsewhere the file's context ends where the first window does."""
     has_biases: bool = False
     """Attention may have biases on all projections, and feed-forward networks on theirs."""
+    has_experts: bool = False
+    """All layers have experts, whose chosen ones' weights sum to 1."""
     multipliers: Callable[[ModelSpec], Multipliers] = lambda spec: Multipliers()
     """The constants that readers of the format multiply by."""
 
@@ -36,6 +38,7 @@ FAMILIES = {
     "mistral": _LLAMA,
     "qwen2": GgufFamily("qwen2"),
     "qwen3": GgufFamily("qwen3"),
+    "qwen3_moe": GgufFamily("qwen3moe", has_experts=True),
     "gemma3": GgufFamily("gemma3", has_windows=True, multipliers=_gemma_multipliers),
 }
 """By the name that our table of families has for it."""
@@ -77,6 +80,10 @@ def _odd_part(spec: ModelSpec, layer: LayerSpec, family: GgufFamily) -> str | No
     mixer, mlp = layer.mixer, layer.mlp
     if not isinstance(mixer, AttentionSpec) or not isinstance(mlp, MlpSpec | ExpertsSpec):
         return "layers"
+    if isinstance(mlp, ExpertsSpec) != family.has_experts:
+        return "mixture of layers with and without experts"
+    if isinstance(mlp, ExpertsSpec) and not mlp.normalises:
+        return "weights of experts, which do not sum to 1"
     if (mixer.o_bias or mlp.has_bias) and not family.has_biases:
         return "biases"
     if mixer.scale is not None:

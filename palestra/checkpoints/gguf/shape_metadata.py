@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from palestra.checkpoints.gguf.families import GgufFamily
-from palestra.model.loading.layer_spec import SLIDING, RopeSpec
+from palestra.model.loading.layer_spec import SLIDING, ExpertsSpec, RopeSpec
 from palestra.model.loading.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ def add_shape(writer: GGUFWriter, spec: ModelSpec, family: GgufFamily) -> None:
     writer.add_context_length(_context(spec, family))
     writer.add_embedding_length(spec.hidden_size)
     writer.add_block_count(spec.n_layers)
-    writer.add_feed_forward_length(spec.intermediate_size)
+    if family.has_experts:
+        _add_experts(writer, next(iter(spec.experts.values())))
+    else:
+        writer.add_feed_forward_length(spec.intermediate_size)
     writer.add_head_count(spec.n_heads)
     writer.add_head_count_kv(spec.n_kv_heads)
     writer.add_key_length(spec.head_dim)
@@ -31,6 +34,13 @@ def add_shape(writer: GGUFWriter, spec: ModelSpec, family: GgufFamily) -> None:
         writer.add_sliding_window_pattern([one is not None for one in spec.windows])
         if SLIDING in spec.ropes:
             writer.add_rope_freq_base_swa(spec.ropes[SLIDING].theta)
+
+
+def _add_experts(writer: GGUFWriter, experts: ExpertsSpec) -> None:
+    writer.add_feed_forward_length(experts.size)  # which some readers ask for, and none uses
+    writer.add_expert_count(experts.n_experts)
+    writer.add_expert_used_count(experts.per_token)
+    writer.add_expert_feed_forward_length(experts.size)
 
 
 def _context(spec: ModelSpec, family: GgufFamily) -> int:

@@ -88,6 +88,9 @@ class MergedWeights:
             self._sources[head] = files.embedding
         self.names = list(self._sources)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._sources
+
     @cached_property
     def main_dtype(self) -> torch.dtype:
         """The dtype in which most numbers of the base are written."""
