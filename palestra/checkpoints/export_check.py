@@ -134,7 +134,10 @@ def _load_gguf(out: Path, base: Path) -> torch.nn.Module:
         fields = config.to_dict()
         config = LlamaConfig(**{name: fields[name] for name in fields.keys() - {"model_type", "architectures"}})
     config.tie_word_embeddings = all(t.name != "output.weight" for t in GGUFReader(out / MODEL_FILE).tensors)
-    return AutoModelForCausalLM.from_pretrained(out, gguf_file=MODEL_FILE, config=config, dtype=torch.float32)
+    try:
+        return AutoModelForCausalLM.from_pretrained(out, gguf_file=MODEL_FILE, config=config, dtype=torch.float32)
+    except (NotImplementedError, ValueError) as error:
+        raise CheckpointError(f"{out / MODEL_FILE} is written, but transformers cannot check it: {error}") from None
 
 
 def _logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:

@@ -181,15 +181,24 @@ def test_what_the_format_has_not_is_refused_with_what_helps(random_model, tmp_pa
     write_adapter(tied, tmp_path / "tied", 3, train_unembed=True)
     assert "the unembedding of a tied model" in refusal(tied, tmp_path / "tied", "gguf-adapter")
     assert "leave --dtype and --quant away" in refusal(form="gguf-adapter", gguf=GgufSettings("q8_0"))
-    other = random_model(family="olmo2")
+    other = random_model(family="phi3")
     write_adapter(other, tmp_path / "other", 3)
     said = refusal(other, tmp_path / "other")
-    assert "Olmo2ForCausalLM cannot be written as GGUF; families that can: llama, mistral, qwen2, qwen3, " in said
+    assert "Phi3ForCausalLM cannot be written as GGUF; families that can: llama, mistral, qwen2, qwen3, " in said
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "attention_factor": 1.0}
     scaled = random_model(overrides={"rope_parameters": yarn})
     assert "without its rope settings attention_factor" in refusal(scaled)
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert "pip install 'palestra[gguf]'" in refusal()
+
+
+def test_a_family_that_transformers_does_not_read_is_written_and_not_checked(random_model, tmp_path):
+    base = with_qwen_words(random_model(family="granite"), tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf", base=base)
+    assert metadata(tmp_path / "out" / MODEL_FILE)["granite.logit_scale"] > 1
+    with pytest.raises(CheckpointError, match="is written, but transformers cannot check it"):
+        check_export(tmp_path / "out", "gguf", tmp_path / "adapter", base)
 
 
 def test_an_adapter_file_cannot_be_checked_in_transformers(random_model, tmp_path):

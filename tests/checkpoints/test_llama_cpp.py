@@ -44,6 +44,10 @@ CASES = {
     "qwen3, not tied": ({"family": "qwen3", "tie": False}, EXACT),
     "qwen3, long": ({"family": "qwen3", "overrides": {"rope_parameters": YARN}}, EXACT),
     "qwen3 with experts": ({"family": "qwen3_moe", "overrides": {"norm_topk_prob": True}}, EXACT),
+    "olmo2": ({"family": "olmo2", "tie": False}, EXACT),
+    "smollm3": ({"family": "smollm3", "overrides": {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}}, EXACT),
+    "granite": ({"family": "granite"}, EXACT),
+    "seed_oss": ({"family": "seed_oss"}, EXACT),
     "gemma3": ({"family": "gemma3"}, GELU),
     "gemma3 with windows": ({"family": "gemma3", "overrides": {"sliding_window": 16}}, GELU),
 }

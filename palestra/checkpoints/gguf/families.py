@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palestra.checkpoints import CheckpointError
-from palestra.model.loading.layer_spec import AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, Multipliers
+from palestra.model.loading.layer_spec import UNROTATED, AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, Multipliers
 from palestra.model.loading.spec import ModelSpec
 
 
@@ -23,8 +23,12 @@ class GgufFamily:
     """Attention may have biases on all projections, and feed-forward networks on theirs."""
     has_experts: bool = False
     """All layers have experts, whose chosen ones' weights sum to 1."""
+    unrotated_every: int | None = None
+    """Every so many layers, one does not rotate queries and keys; None: all do."""
+    says_multipliers: bool = False
+    """The file names the constants that are multiplied by, that of attention among them."""
     multipliers: Callable[[ModelSpec], Multipliers] = lambda spec: Multipliers()
-    """The constants that readers of the format multiply by."""
+    """The constants that readers of the format multiply by, where the file does not name them."""
 
 
 def _gemma_multipliers(spec: ModelSpec) -> Multipliers:
@@ -39,11 +43,15 @@ FAMILIES = {
     "qwen2": GgufFamily("qwen2"),
     "qwen3": GgufFamily("qwen3"),
     "qwen3_moe": GgufFamily("qwen3moe", has_experts=True),
+    "olmo2": GgufFamily("olmo2"),
+    "smollm3": GgufFamily("smollm3", has_pairs=True, unrotated_every=4),
+    "granite": GgufFamily("granite", has_pairs=True, says_multipliers=True),
+    "seed_oss": GgufFamily("seed_oss"),
     "gemma3": GgufFamily("gemma3", has_windows=True, multipliers=_gemma_multipliers),
 }
 """By the name that our table of families has for it."""
 ROPES = ("default", "linear", "llama3", "yarn")
-_YARN_EXTRAS = ("attention_factor", "mscale", "mscale_all_dim", "truncate")
+_YARN_EXTRAS = ("attention_factor", "mscale", "mscale_all_dim")
 _GEMMA_27B_LAYERS = 62  # by which llama.cpp knows the one Gemma 3 that scales scores by another width
 
 
@@ -65,18 +73,20 @@ def gguf_family(spec: ModelSpec) -> GgufFamily:
 
 def _difference(spec: ModelSpec, family: GgufFamily) -> str | None:
     """What readers of the format would not know of this model."""
-    expected = family.multipliers(spec)
-    if _rounded(spec.multipliers) != _rounded(expected):
+    if not family.says_multipliers and _rounded(spec.multipliers) != _rounded(family.multipliers(spec)):
         return f"multipliers ({spec.multipliers})"
     for rope in spec.ropes.values():
         if rope.type not in ROPES or rope.query_beta or rope.sections is not None:
             return f"rope of type {rope.type}"
-        if rope.type == "yarn" and any(rope.parameters.get(name) is not None for name in _YARN_EXTRAS):
-            return f"rope settings {', '.join(n for n in _YARN_EXTRAS if rope.parameters.get(n) is not None)}"
-    return next((odd for layer in spec.layers if (odd := _odd_part(spec, layer, family)) is not None), None)
+        extras = [name for name in _YARN_EXTRAS if rope.parameters.get(name) is not None]
+        if rope.type == "yarn" and (extras or not rope.parameters.get("truncate", True)):
+            return f"rope settings {', '.join(extras) or 'truncate'}"
+    if family.architecture == "olmo2" and spec.tie_embeddings:
+        return "tied embeddings"
+    return next((odd for n, layer in enumerate(spec.layers) if (odd := _odd_part(spec, n, layer, family))), None)
 
 
-def _odd_part(spec: ModelSpec, layer: LayerSpec, family: GgufFamily) -> str | None:
+def _odd_part(spec: ModelSpec, number: int, layer: LayerSpec, family: GgufFamily) -> str | None:
     mixer, mlp = layer.mixer, layer.mlp
     if not isinstance(mixer, AttentionSpec) or not isinstance(mlp, MlpSpec | ExpertsSpec):
         return "layers"
@@ -86,7 +96,10 @@ def _odd_part(spec: ModelSpec, layer: LayerSpec, family: GgufFamily) -> str | No
         return "weights of experts, which do not sum to 1"
     if (mixer.o_bias or mlp.has_bias) and not family.has_biases:
         return "biases"
-    if mixer.scale is not None:
+    every = family.unrotated_every
+    if (mixer.rope == UNROTATED) != (every is not None and (number + 1) % every == 0):
+        return "choice of layers that do not rotate"
+    if mixer.scale is not None and not family.says_multipliers:
         width = spec.hidden_size // spec.n_heads if spec.n_layers == _GEMMA_27B_LAYERS else spec.head_dim
         if abs(mixer.scale - width**-0.5) > 1e-6:
             return f"scale of attention ({mixer.scale:.4g})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from palestra.checkpoints.gguf.families import GgufFamily
-from palestra.model.loading.layer_spec import SLIDING, ExpertsSpec, RopeSpec
+from palestra.model.loading.layer_spec import SLIDING, AttentionSpec, ExpertsSpec, RopeSpec
 from palestra.model.loading.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -28,12 +28,23 @@ def add_shape(writer: GGUFWriter, spec: ModelSpec, family: GgufFamily) -> None:
     writer.add_layer_norm_rms_eps(spec.norm_eps)
     if spec.multipliers.logit_cap is not None:
         writer.add_final_logit_softcapping(spec.multipliers.logit_cap)
+    if family.says_multipliers:
+        _add_multipliers(writer, spec)
     _add_rope(writer, spec.rope)
     if spec.sliding_window is not None and family.has_windows:
         writer.add_sliding_window(spec.sliding_window)
         writer.add_sliding_window_pattern([one is not None for one in spec.windows])
         if SLIDING in spec.ropes:
             writer.add_rope_freq_base_swa(spec.ropes[SLIDING].theta)
+
+
+def _add_multipliers(writer: GGUFWriter, spec: ModelSpec) -> None:
+    mixer = spec.layers[0].mixer
+    if isinstance(mixer, AttentionSpec) and mixer.scale is not None:
+        writer.add_attention_scale(mixer.scale)
+    writer.add_embedding_scale(spec.multipliers.embedding)
+    writer.add_residual_scale(spec.multipliers.residual)
+    writer.add_logit_scale(1 / spec.multipliers.logits)  # by which readers divide
 
 
 def _add_experts(writer: GGUFWriter, experts: ExpertsSpec) -> None:
