@@ -24,7 +24,7 @@ FINAL = (400, 409, 413)
 
 
 async def register(episodes: EpisodeService, owner: str, body: RegisterEpisode) -> EpisodeRegistered:
-    """Registers an episode, whatever the engine's status is: players can claim it only after the engine is rolling.
+    """Registers an episode, whatever the engine's status is: players can claim it once the engine is rolling.
     Refusals have status 200, because AgentJet's trainer takes any other status for a lost connection, and retries for
     ever."""
     try:
