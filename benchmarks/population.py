@@ -64,7 +64,7 @@ class Timed(Struct, frozen=True):
     differing: list[str] | None = None
     """What was not equal to the bit; None if nothing was compared."""
     growth: float | None = None
-    """Of the engine's memory; None if it was not read."""
+    """Late memory of the engine by early; None if it was not read."""
 
 
 class TimedFile:

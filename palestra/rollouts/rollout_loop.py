@@ -163,10 +163,10 @@ class PlayedRollout(Struct):
     has_failed: bool = False
     """Whether it says nothing about the policy."""
     used: LimitsUsed = LimitsUsed()
-    """Of a fork together with the rollout that it went on from."""
+    """A fork's begins with that of the rollout that it went on from."""
     seconds: float = 0.0
     reward_before: float = 0.0
-    """Of the rollout that a fork went on from."""
+    """What the rollout had that a fork went on from."""
 
     @property
     def reward(self) -> float | None:
