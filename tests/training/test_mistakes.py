@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from palestra.cli import await_server
 from palestra.config.train import load_train_config
 from palestra.rollouts import reachability
 from palestra.runs.reader import RunReader, RunStatus
@@ -232,6 +233,8 @@ def test_a_wrong_server_is_told_soon_and_leaves_nothing(folder, monkeypatch, cap
 )
 def test_a_server_of_something_else_is_no_server(folder, monkeypatch, answer, message):
     monkeypatch.setattr(reachability, "REACH_S", 0.3)
+    monkeypatch.setattr(await_server, "ANSWER_S", 0.3)
+    monkeypatch.setattr(await_server, "SILENT_S", 0.5)
     with FaultServer(answer) as server:
         code, said = train("arithmetic", "--name", "none", "--server", server.url)
     assert code == (4 if "does not answer" in message else 1)
