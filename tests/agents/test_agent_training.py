@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from palestra.cli import main
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.config.train import GrpoConfig, load_train_config
 from palestra.environments.coding import entry_tasks
@@ -93,6 +95,20 @@ def test_a_killed_trainer_takes_its_sandboxes_along_and_resumes(coding_server: P
     run = RunReader(tmp_path / "runs" / "cut")
     assert [row["reward/mean"] for row in run.read_metrics()] == [1.0, 1.0]
     played_once(run, 2)
+
+
+@pytest.mark.slow
+def test_runs_with_agents_are_swept_and_each_has_its_own_episodes(coding_server: PuppetServer, tmp_path: Path) -> None:
+    config = write_config(tmp_path, coding_server, DAWDLES, steps=1)
+    with chdir(tmp_path):
+        done = CliRunner().invoke(main, ["sweep", config, "seed=0..1", "--name", "pop", "--json"])
+    assert done.exit_code == 0, done.output
+    assert [one["status"] for one in json.loads(done.stdout)["members"]] == ["done", "done"]
+    for member in ("pop-0", "pop-1"):
+        run = RunReader(tmp_path / "runs" / member)
+        assert [row["reward/mean"] for row in run.read_metrics()] == [0.5]
+        played_once(run, 1)
+        assert len(list((run.path / "agent").glob("*/changes.patch"))) == 4
 
 
 @pytest.mark.slow
