@@ -12,12 +12,13 @@ from palestra.server.core.telemetry.metrics import Metrics
 from scripts.reference.links import ROOT
 from scripts.reference.pages import Reference, code, page, table
 
-SERVER_PAGE, TRAINING_PAGE = "docs/metrics.md", "docs/training-metrics.md"
+PAGE = "docs/metrics.md"
+OF_SERVER = "palestra_"
 LOOPS = ("palestra/training/loops", "palestra/training/collecting", "palestra/rollouts")
 ANY = "*"
 METRIC = re.compile(r"[a-z*]+(/[a-z0-9_*]+)+")
 INTRO = """Made from the code: every name that a server or a training run reports. How to read them is in
-[Metrics of the server](../metrics.md) and [Metrics of a training run](../training-metrics.md)."""
+[Metrics](../metrics.md)."""
 
 
 def pages(reference: Reference) -> None:
@@ -28,25 +29,25 @@ def pages(reference: Reference) -> None:
 def _server(reference: Reference) -> str:
     metrics = Metrics()
     EpisodeObserver(metrics.registry)
-    explained = _explained(SERVER_PAGE)
+    explained = _explained()
     rows = []
     for family in sorted(metrics.registry.collect(), key=lambda one: one.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         about = reference.explained(family.documentation, f"the metric `{name}`", "its definition")
-        reference.explained(explained.get(name), f"the metric `{name}`", SERVER_PAGE)
+        reference.explained(explained.get(name), f"the metric `{name}`", PAGE)
         rows.append([code(name), family.type, about])
     return table(["name", "type", "what it counts"], rows)
 
 
 def _training(reference: Reference) -> str:
-    explained = _explained(TRAINING_PAGE)
+    explained = _explained()
     rows: dict[str, list[str]] = {}
     for name, where in _reported():
         begin, end = (r"[\w<>/]+", name[1:]) if name.startswith(ANY) else ("", name)
         fits = re.compile(begin + re.escape(end).replace(r"\*", r"[\w<>]+"))
         found = [one for one in explained if fits.fullmatch(one)]
         if not found:
-            reference.explained(None, f"the training metric `{name}` ({where})", TRAINING_PAGE)
+            reference.explained(None, f"the training metric `{name}` ({where})", PAGE)
         rows |= {one: [code(one), explained[one], code(where)] for one in found if one not in rows}
     return table(["name", "meaning", "computed in"], (rows[name] for name in sorted(rows)))
 
@@ -67,12 +68,12 @@ def _text(key: ast.expr | None) -> str:
     return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else ""
 
 
-def _explained(file: str) -> dict[str, str]:
-    """The sentence beside each name in the tables of a page: the column that says what it means."""
+def _explained() -> dict[str, str]:
+    """The sentence beside each name in the page's tables: the column that says what it means."""
     found: dict[str, str] = {}
-    for line in Path(ROOT / file).read_text(encoding="utf-8").splitlines():
+    for line in Path(ROOT / PAGE).read_text(encoding="utf-8").splitlines():
         cells = [one.strip() for one in re.split(r"(?<!\\)\|", line)[1:-1]]
         names = re.findall(r"`([\w/<>@.-]+)`", cells[0]) if len(cells) == 3 else []
-        meaning = cells[2] if file == SERVER_PAGE and names else cells[1] if names else ""
+        meaning = cells[2 if names[0].startswith(OF_SERVER) else 1] if names else ""
         found |= {name: re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", meaning) for name in names}
     return found

@@ -249,7 +249,7 @@ def test_the_settings_to_try_exist():
 
 
 def test_every_kind_has_its_words_and_is_documented():
-    text = Path(__file__).parents[2].joinpath("docs/training-metrics.md").read_text(encoding="utf-8")
+    text = Path(__file__).parents[2].joinpath("docs/metrics.md").read_text(encoding="utf-8")
     assert {*GUIDANCE} | {K.NOTHING_TO_TRAIN} == {*AdvisoryKind}
     for kind in AdvisoryKind:
         assert f"| `{kind}` |" in text

@@ -1,4 +1,4 @@
-"""What each metric means and what is healthy, as `docs/training-metrics.md` says it."""
+"""What each metric means and what is healthy, as `docs/metrics.md` says it."""
 
 from __future__ import annotations
 

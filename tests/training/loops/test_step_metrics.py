@@ -187,7 +187,7 @@ def test_failures_of_a_gyms_servers_are_counted_by_their_class():
 
 
 def test_every_metric_is_explained_in_the_docs():
-    text = Path(__file__).parents[3].joinpath("docs/training-metrics.md").read_text(encoding="utf-8")
+    text = Path(__file__).parents[3].joinpath("docs/metrics.md").read_text(encoding="utf-8")
     explained = set(re.findall(r"`([\w/<>@.-]+)`", text))
     base = {"g-0": [0.0] * 5, "g-1": [0.0] * 5}
     group = of_level("0a", make_group("g", [1.0, 0.0], metrics={"parse_error": 1.0}))
