@@ -490,7 +490,7 @@ class SftConfig(RunConfig):
 
 
 class PreferenceLoss(StrEnum):
-    """How preferred answers are compared with others; formulas in docs/training.md."""
+    """How preferred answers are compared with others; formulas in docs/sft-and-dpo.md."""
 
     DPO = "dpo"
     IPO = "ipo"
