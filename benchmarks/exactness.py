@@ -50,7 +50,7 @@ N_REQUESTS, N_ALONE, N_TOKENS = 34, 6, 48
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Of the sampler's log-probabilities from the trainer's, in nats."""
+    """The distance of the sampler's log-probabilities from the trainer's, in nats."""
 
     tokens: int
     unequal: int

@@ -11,13 +11,13 @@ from palestra.types.rollouts import RolloutStop
 from palestra.util.renamed import AGENT_WORTHS
 
 
-def _of_today(given: object) -> object:
+def _refuse_old_word(given: object) -> object:
     if isinstance(given, str) and given in AGENT_WORTHS:
         raise ValueError(f"{given!r} is now called {AGENT_WORTHS[given]!r}")
     return given
 
 
-Worth = Annotated[Literal["grade", "mask"] | FiniteFloat, BeforeValidator(_of_today)]
+Worth = Annotated[Literal["grade", "mask"] | FiniteFloat, BeforeValidator(_refuse_old_word)]
 """`grade`: what its environment or verifier gives it as it stands. A number: that reward. `mask`: nothing is learned
 from it."""
 
@@ -40,7 +40,7 @@ class EndingsConfig(Config):
     """`rollout.max_parse_failures` turns in a row could not be read."""
 
     def worth(self, stop: RolloutStop) -> Worth:
-        """Of a rollout that ended so; `grade` if no limit has ended it."""
+        """Returns what a rollout is worth that ended so; `grade` if no limit has ended it."""
         return getattr(self, stop, "grade")
 
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from palestra.cli import main
 from palestra.runs.reader import RunStatus
+from tests.episodes.client.faults import Answer, Drop, FaultServer
 from tests.sweeps.records import create, play
 
 
@@ -26,6 +27,14 @@ def test_a_dry_run_shows_the_runs_and_how_many_fit_at_a_time(tmp_path):
     found = json.loads(done.stdout)
     assert (found["at_once"], [one["settings"]["seed"] for one in found["members"]]) == (2, [0, 1, 2])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("answer", [Answer(200, []), Answer(200, {"owners": []}), Answer(404, b"no"), Drop()])
+def test_a_server_that_names_no_quota_limits_nothing(answer, tmp_path):
+    with FaultServer(answer) as server:
+        done = sweep("arithmetic", "seed=0..2", f"runs={tmp_path}", "--server", server.url, "--dry-run", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["at_once"] == 3
 
 
 def test_a_file_of_a_sweep_is_changed_on_the_command_line(tmp_path):

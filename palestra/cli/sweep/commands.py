@@ -196,7 +196,7 @@ def models_left(server: str) -> int | None:
     headers = {"X-API-Key": os.environ.get("TINKER_API_KEY", "")}
     try:
         (owner,) = httpx.get(f"{server.rstrip('/')}/api/v1/quotas", headers=headers, timeout=ANSWER_S).json()["owners"]
-    except (httpx.HTTPError, ValueError, KeyError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
         return None
     limit = owner["limits"]["models"]
     return None if limit is None else max(1, limit - owner["used"]["models"])
