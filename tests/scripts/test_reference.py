@@ -29,8 +29,8 @@ def links() -> object:
     ("uri", "written", "expected"),
     [
         ("index.md", "[a](docs/serving.md#x)", "[a](serving.md#x)"),
-        ("design/gym.md", "[a](../gym.md)", "[a](../gym.md)"),
-        ("design/gym.md", "[a](../../examples/grpo.py)", "[a](../source/examples/grpo.py)"),
+        ("design/engine.md", "[a](../gym.md)", "[a](../gym.md)"),
+        ("design/engine.md", "[a](../../examples/grpo.py)", "[a](../source/examples/grpo.py)"),
         ("training.md", "[a](../README.md)", "[a](index.md)"),
         ("training.md", "[a](../examples/nothing.py)", "[a](../examples/nothing.py)"),
         ("training.md", "[the data](../examples/data)", "the data"),
