@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,9 @@ class InProcessSampler:
         self._policy, self.weights, self.version = policy, weights, version
         self.model = f"in-process-{version}"
 
-    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+    async def sample(
+        self, prompt: Sequence[int], params: SamplingParams, count: int = 1, pictures: Any = ()
+    ) -> list[SampledSequence]:
         return await self._policy.sample(
             SampleRequest(prompt=tuple(prompt), params=params, num_samples=count), self.weights
         )
@@ -32,10 +35,10 @@ class InProcessSampler:
     async def base_model(self) -> str:
         return "in-process"
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
+    async def score(self, tokens: Sequence[int], pictures: Any = ()) -> list[float]:
         raise NotImplementedError("nothing here is scored")
 
-    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+    async def score_top(self, tokens: Sequence[int], k: int, pictures: Any = ()) -> TopScores:
         raise NotImplementedError("nothing here is scored")
 
 

@@ -21,6 +21,8 @@ from palestra.chat.token_lengths import longest_text
 from palestra.chat.tokenizer_files import TokenizerFiles, read_tokenizer
 from palestra.chat.tool_calls import END_THINK, THINK
 from palestra.chat.tool_parsers import AnswerFormat, CallFormat, detect, tool_format
+from palestra.chat.vision_card import read_card
+from palestra.types import VisionCard
 from palestra.util.json_types import JsonMapping
 
 
@@ -68,11 +70,15 @@ class ChatTokenizer:
         self._past_end_text = self._find_past_end()
         self.pictures = PictureTokens.of(files.specials)
         """Tokens of pictures, for families that see."""
+        self.card: VisionCard | None = None
+        """How pictures are resized; None if the folder's model reads text only."""
 
     @classmethod
     def load(cls, folder: Path) -> ChatTokenizer:
         """Loads tokenizer and template. Raises ChatError if the folder does not have both."""
-        return cls(read_tokenizer(Path(folder)))
+        tokenizer = cls(read_tokenizer(Path(folder)))
+        tokenizer.card = read_card(Path(folder), tokenizer.pictures)
+        return tokenizer
 
     def render(
         self,

@@ -32,8 +32,8 @@ class TokenizerFiles:
 
 def read_tokenizer(folder: Path, *, needs_template: bool = True) -> TokenizerFiles:
     """Raises ChatError, also for a folder without a chat template if one is needed; otherwise it has no templates."""
-    config = _read_json(folder / "tokenizer_config.json")
-    named = _named_tokens(_read_json(folder / "special_tokens_map.json")) | _named_tokens(config)
+    config = read_json_file(folder / "tokenizer_config.json")
+    named = _named_tokens(read_json_file(folder / "special_tokens_map.json")) | _named_tokens(config)
     tokenizer = _open_tokenizer(folder)
     specials = _add_specials(tokenizer, config, named)
     return TokenizerFiles(
@@ -48,10 +48,10 @@ def read_tokenizer(folder: Path, *, needs_template: bool = True) -> TokenizerFil
 
 def read_vocabulary(folder: Path) -> dict[str, int]:
     """Returns all tokens of a folder's tokenizer, which needs no chat template. Raises ChatError."""
-    config = _read_json(folder / "tokenizer_config.json")
+    config = read_json_file(folder / "tokenizer_config.json")
     tokenizer = _open_tokenizer(folder)
     _add_specials(
-        tokenizer, config, _named_tokens(_read_json(folder / "special_tokens_map.json")) | _named_tokens(config)
+        tokenizer, config, _named_tokens(read_json_file(folder / "special_tokens_map.json")) | _named_tokens(config)
     )
     return tokenizer.get_vocab(with_added_tokens=True)
 
@@ -116,13 +116,13 @@ def _eos_ids(folder: Path, named: Mapping[str, str], specials: Mapping[str, int]
     if (eos := named.get("eos_token")) is not None:
         yield specials[eos]
     for name in ("generation_config.json", "config.json"):
-        ids = _read_json(folder / name).get("eos_token_id")
+        ids = read_json_file(folder / name).get("eos_token_id")
         for token in ids if isinstance(ids, list) else [ids]:
             if isinstance(token, int):
                 yield token
 
 
-def _read_json(path: Path) -> JsonObject:
+def read_json_file(path: Path) -> JsonObject:
     """Returns the content of a file; empty if it does not exist."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

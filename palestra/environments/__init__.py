@@ -5,6 +5,7 @@ Begin at `text` and `registry`.
 
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.errors import EnvironmentFailure, EnvironmentTimeout, TaskFileError, UnknownEnvironment
+from palestra.environments.pictures import image_part
 from palestra.environments.registry import EnvSpec, deregister, make, register, registry, spec
 from palestra.environments.session import EnvSession, StepResult
 from palestra.environments.task_order import TaskOrder
@@ -29,6 +30,7 @@ __all__ = [
     "ToolGroup",
     "UnknownEnvironment",
     "deregister",
+    "image_part",
     "make",
     "read_tasks",
     "register",

@@ -11,8 +11,9 @@ from typing import Any, Generic, NotRequired, Self, TypedDict, TypeVar
 from palestra.environments.tools import ToolGroup
 from palestra.util.json_types import JsonMapping, JsonObject
 
-MessageType = dict[str, str]
-"""A message: `role` and `content`."""
+MessageType = dict[str, Any]
+"""A message: `role` and `content`, which is text or a list of parts: `{"type": "text", "text": …}` and pictures
+(`image_part`)."""
 ConversationType = list[MessageType]
 """Messages in the order they were said."""
 

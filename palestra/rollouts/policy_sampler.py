@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from palestra.types import SampledSequence, SamplingParams
+from palestra.types.pictures import PromptPicture
 from palestra.types.sampling import TopLogprobs
 
 
@@ -47,18 +48,20 @@ class PolicySampler(Protocol):
         """The name of these weights at the server's model endpoint."""
         ...
 
-    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
-        """Samples `count` sequences. Raises SamplingError."""
+    async def sample(
+        self, prompt: Sequence[int], params: SamplingParams, count: int = 1, pictures: Sequence[PromptPicture] = ()
+    ) -> list[SampledSequence]:
+        """Samples `count` sequences. `pictures`: those of the prompt. Raises SamplingError."""
         ...
 
     async def base_model(self) -> str:
         """Returns the server's name of the model that these weights belong to. Raises PolicyError."""
         ...
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
-        """Returns the logprob of each token; the first one gets 0. Raises SamplingError."""
+    async def score(self, tokens: Sequence[int], pictures: Sequence[PromptPicture] = ()) -> list[float]:
+        """Returns the logprob of each token; the first one and those of pictures get 0. Raises SamplingError."""
         ...
 
-    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+    async def score_top(self, tokens: Sequence[int], k: int, pictures: Sequence[PromptPicture] = ()) -> TopScores:
         """Returns that and the `k` likeliest tokens in the place of each. Raises SamplingError."""
         ...

@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct, field
 
+from palestra.chat.errors import ChatError
+from palestra.chat.picture_files import with_opened_files
 from palestra.config.branching import BranchConfig
 from palestra.config.train import RolloutConfig
 from palestra.environments.errors import EnvironmentFailure
@@ -211,8 +213,8 @@ async def play(
 
 async def _begin(session: EnvSession, task: Task, turn_sampler: TurnSampler, watch: RolloutStopwatch) -> None:
     try:
-        messages = await timed(watch, session.init(task.prompt))
-    except EnvironmentFailure as error:
+        messages = await timed(watch, session.init(with_opened_files(task.prompt)))
+    except (EnvironmentFailure, ChatError) as error:
         raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
     await turn_sampler.begin(messages)
 

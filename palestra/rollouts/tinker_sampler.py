@@ -10,6 +10,7 @@ from tinker import types
 
 from palestra.rollouts.policy_sampler import PolicyError, SamplingError, TopScores, top_of
 from palestra.types import SampledSequence, SamplingParams, StopReason
+from palestra.types.pictures import PromptPicture
 from palestra.util.tinker_deprecations import ignore_deprecations
 
 ignore_deprecations()
@@ -31,7 +32,9 @@ class TinkerSampler:
     def model(self) -> str:
         return self._client._sampling_session_id  # the SDK (0.36) offers the id nowhere else
 
-    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+    async def sample(
+        self, prompt: Sequence[int], params: SamplingParams, count: int = 1, pictures: Sequence[PromptPicture] = ()
+    ) -> list[SampledSequence]:
         params_out = types.SamplingParams(
             max_tokens=params.max_tokens,
             seed=params.seed,
@@ -41,7 +44,7 @@ class TinkerSampler:
             stop=list(params.stop_token_ids) if params.stop_token_ids is not None else None,
         )
         with translated(SamplingError, "sampling failed"):
-            answer = await self._client.sample_async(types.ModelInput.from_ints(list(prompt)), count, params_out)
+            answer = await self._client.sample_async(model_input(prompt, pictures), count, params_out)
         return [
             SampledSequence(
                 tokens=list(one.tokens),
@@ -57,9 +60,9 @@ class TinkerSampler:
         with translated(PolicyError, "the server does not say which model it samples"):
             return await self._client.get_base_model_async()
 
-    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+    async def score_top(self, tokens: Sequence[int], k: int, pictures: Sequence[PromptPicture] = ()) -> TopScores:
         """Returns the logprob of each token, as `score` does, and the k likeliest tokens in its place."""
-        params, prompt = types.SamplingParams(max_tokens=1), types.ModelInput.from_ints(list(tokens))
+        params, prompt = types.SamplingParams(max_tokens=1), model_input(tokens, pictures)
         with translated(SamplingError, "scoring failed"):
             answer = await self._client.sample_async(
                 prompt, 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=k
@@ -67,7 +70,25 @@ class TinkerSampler:
         top = [None if row is None else top_of(row) for row in answer.topk_prompt_logprobs or []]
         return TopScores([one or 0.0 for one in answer.prompt_logprobs or []], top)
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
+    async def score(self, tokens: Sequence[int], pictures: Sequence[PromptPicture] = ()) -> list[float]:
         with translated(SamplingError, "scoring failed"):
-            scores = await self._client.compute_logprobs_async(types.ModelInput.from_ints(list(tokens)))
+            scores = await self._client.compute_logprobs_async(model_input(tokens, pictures))
         return [score or 0.0 for score in scores]
+
+
+def model_input(tokens: Sequence[int], pictures: Sequence[PromptPicture] = ()) -> types.ModelInput:
+    """The tokens, with the files of pictures in the places that they take."""
+    if not pictures:
+        return types.ModelInput.from_ints(list(tokens))
+    chunks: list[types.ModelInputChunk] = []
+    at = 0
+    for picture in [*pictures, None]:
+        text = list(tokens[at : None if picture is None else picture.start])
+        if text:
+            chunks.append(types.EncodedTextChunk(tokens=text))
+        if picture is not None:
+            # The API names two formats; servers read files by their content.
+            form = "jpeg" if picture.file.media_type == "image/jpeg" else "png"
+            chunks.append(types.ImageChunk(data=picture.file.data, format=form, expected_tokens=picture.rows))
+            at = picture.end
+    return types.ModelInput(chunks=chunks)

@@ -19,6 +19,7 @@ from palestra.config import dump_config
 from palestra.runs.facts import flatten, gather_facts, summarize
 from palestra.runs.lock import RunLock
 from palestra.runs.names import drawn_names
+from palestra.runs.pictures import write_pictures
 from palestra.runs.reader import STOP, Part, RunReader, RunStatus
 from palestra.runs.record_files import BadRunName, LineFile, RunError, write_json, write_records
 from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Branch, Group, Rollout, TrainSequence
@@ -161,6 +162,7 @@ class RunFolder(RunReader):
         self, part: Part, step: int, groups: Sequence[Group], trained: Mapping[str, TrainSequence] | None
     ) -> None:
         about = {"step": step, "attempt": self.attempt}
+        write_pictures(self.path, (one for group in groups for one in group.all_rollouts))
         records = [
             {**_readable(one), **_forking(one, rollout), "level": group.task.level, **about, **_use(one, trained)}
             for group in groups
@@ -319,6 +321,7 @@ def _token_record(
             }
             for turn in row.turns
         ],
+        **({"pictures": [[one.start, one.rows, one.file.digest] for one in row.pictures]} if row.pictures else {}),
         "advantages": _unscaled(trained) if trained else None,
         "advantage_divisor": trained.divisor if trained else None,
         "trainer_logprobs": _of_sampled(trainer_logprobs, trained),

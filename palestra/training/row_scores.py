@@ -10,16 +10,17 @@ from msgspec import Struct, field
 
 from palestra.rollouts.policy_sampler import TopScores
 from palestra.runs.listener import RunListener, Stage
+from palestra.types.pictures import PromptPicture, whole_pictures
 from palestra.types.rollouts import Branch, Group, Rollout, Task
 from palestra.types.sampling import TopLogprobs
 
 
 class TokenScorer(Protocol):
-    async def score(self, tokens: Sequence[int]) -> list[float]:
+    async def score(self, tokens: Sequence[int], pictures: Sequence[PromptPicture] = ()) -> list[float]:
         """Returns the logprob of each token; the first one gets 0. Raises SamplingError."""
         ...
 
-    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+    async def score_top(self, tokens: Sequence[int], k: int, pictures: Sequence[PromptPicture] = ()) -> TopScores:
         """Returns that and the `k` likeliest tokens in the place of each. Raises SamplingError."""
         ...
 
@@ -76,7 +77,8 @@ async def score_rows(
     """Returns the logprobs of the first `limit` tokens of each row, by its id. Raises SamplingError."""
 
     async def score(row: Branch) -> TopScores:
-        return TopScores(await scorer.score(all_tokens(row)[:limit]), [])
+        cut, pictures = whole_pictures(row.pictures, limit)
+        return TopScores(await scorer.score(all_tokens(row)[:cut], pictures=pictures), [])
 
     return {name: one.logprobs for name, one in (await _score_all(rows, score, listener)).items()}
 

@@ -14,6 +14,7 @@ from msgspec import Struct
 from palestra.config.distillation import DistillationConfig, TeacherConfig
 from palestra.net.json_calls import CallFailure, post_json
 from palestra.rollouts.policy_sampler import SamplingError, TopScores, top_of
+from palestra.types.pictures import PromptPicture
 from palestra.util.json_types import JsonObject
 
 CALL_S = 600.0
@@ -43,10 +44,12 @@ class EndpointTeacher:
         async with httpx.AsyncClient(base_url=teacher.endpoint or "", headers=headers, timeout=timeout) as http:
             yield cls(http, teacher, settings)
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
+    async def score(self, tokens: Sequence[int], pictures: Sequence[PromptPicture] = ()) -> list[float]:
+        self._refuse(pictures)
         return [0.0, *(token.logprob for token in await self.read(tokens))]
 
-    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+    async def score_top(self, tokens: Sequence[int], k: int, pictures: Sequence[PromptPicture] = ()) -> TopScores:
+        self._refuse(pictures)
         answer = await self._post(tokens, k)
         scores = self._scores(answer, tokens)
         rows = answer["choices"][0]["prompt_logprobs"][1:]
@@ -82,6 +85,13 @@ class EndpointTeacher:
             return [TeacherScore(float(one["logprob"]), one.get("decoded_token")) for one in found]
         except (KeyError, IndexError, TypeError, ValueError):
             raise self._refusal() from None
+
+    def _refuse(self, pictures: Sequence[PromptPicture]) -> None:
+        if pictures:
+            raise SamplingError(
+                f"teacher {self._model}: a rollout has pictures, which a teacher behind an endpoint cannot read; name "
+                "a model or a run (teachers[].model)"
+            )
 
     def _refusal(self) -> SamplingError:
         return SamplingError(

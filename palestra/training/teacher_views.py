@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from palestra.chat import ChatTokenizer
+from palestra.chat.picture_files import read_pictures
 from palestra.data.conversations import Conversation
 from palestra.rollouts.policy_sampler import SamplingError, TopScores
 from palestra.training.batches.sft_examples import encode_example
 from palestra.training.row_scores import PlayedRow, TokenScorer, all_tokens
 from palestra.training.token_spans import TokenSpan, shared_spans
+from palestra.types.pictures import PromptPicture, whole_pictures
 from palestra.types.rollouts import Message
 
 NO_LIMIT = 1 << 30
@@ -24,13 +28,14 @@ class PlainTeacher:
         self._scorer, self._top_k = scorer, top_k
 
     async def score(self, played: PlayedRow, limit: int, own: TokenScorer) -> TopScores:
-        return await self.read(all_tokens(played.row)[:limit], own)
+        cut, pictures = whole_pictures(played.row.pictures, limit)
+        return await self.read(all_tokens(played.row)[:cut], pictures, own)
 
-    async def read(self, tokens: Sequence[int], own: TokenScorer) -> TopScores:
+    async def read(self, tokens: Sequence[int], pictures: Sequence[PromptPicture], own: TokenScorer) -> TopScores:
         scorer = self._scorer or own
         if self._top_k:
-            return await scorer.score_top(tokens, self._top_k)
-        return TopScores(await scorer.score(tokens), [])
+            return await scorer.score_top(tokens, self._top_k, pictures=pictures)
+        return TopScores(await scorer.score(tokens, pictures=pictures), [])
 
 
 class PrivilegedTeacher:
@@ -41,11 +46,15 @@ class PrivilegedTeacher:
         self._teacher, self._tokenizer, self._context = teacher, tokenizer, context
 
     async def score(self, played: PlayedRow, limit: int, own: TokenScorer) -> TopScores:
-        tokens = all_tokens(played.row)[:limit]
-        messages = first_messages(self._tokenizer, played)
-        head = self._tokenizer.encode_chat(messages)
-        told = self._tokenizer.encode_chat(with_context(messages, self._text(played)))
-        found = await self._teacher.read([*told, *tokens[len(head) :]], own)
+        cut, pictures = whole_pictures(played.row.pictures, limit)
+        tokens = all_tokens(played.row)[:cut]
+        messages, files = first_messages(self._tokenizer, played), played.rollout.picture_files
+        head = self._tokenizer.encode_chat(read_pictures(messages, self._tokenizer.card, files).messages)
+        seen = read_pictures(with_context(messages, self._text(played)), self._tokenizer.card, files)
+        told = self._tokenizer.encode_chat(seen.messages)
+        moved = [replace(one, start=one.start - len(head) + len(told)) for one in pictures if one.start >= len(head)]
+        pictures = [*seen.placed(self._tokenizer.pictures, told), *moved]
+        found = await self._teacher.read([*told, *tokens[len(head) :]], pictures, own)
         top = [None] * len(head) + found.top[len(told) :] if found.top else []
         return TopScores([0.0] * len(head) + found.logprobs[len(told) :], top)
 
@@ -70,6 +79,11 @@ class OtherTokenizerTeacher:
 
     async def score(self, played: PlayedRow, limit: int, own: TokenScorer) -> TopScores:
         row, rollout = played.row, played.rollout
+        if row.pictures:
+            raise SamplingError(
+                f"rollout {rollout.id} has pictures, which a teacher with another tokenizer cannot read; choose one "
+                "with the student's tokenizer"
+            )
         example = encode_example(self._tokenizer, Conversation(_up_to_the_last_turn(rollout.messages)), NO_LIMIT)
         sequence = example.sequence
         changes = enumerate(pairwise([False, *sequence.mask, False]))
@@ -106,7 +120,8 @@ def first_messages(tokenizer: ChatTokenizer, played: PlayedRow) -> list[Message]
     messages = played.rollout.messages
     for end, message in enumerate(messages):
         if end and message.get("role") == "assistant":
-            prompt = tokenizer.encode_chat(messages[:end])
+            seen = read_pictures(messages[:end], tokenizer.card, played.rollout.picture_files)
+            prompt = tokenizer.encode_chat(seen.messages)
             if played.row.prompt[: len(prompt)] == prompt:
                 return messages[:end]
     raise SamplingError(
@@ -117,7 +132,10 @@ def first_messages(tokenizer: ChatTokenizer, played: PlayedRow) -> list[Message]
 
 def with_context(messages: Sequence[Message], text: str) -> list[Message]:
     *before, last = messages
-    return [*before, {**last, "content": f"{last.get('content') or ''}\n\n{text}"}]
+    content = last.get("content") or ""
+    if isinstance(content, list):
+        return [*before, {**last, "content": [*content, {"type": "text", "text": f"\n\n{text}"}]}]
+    return [*before, {**last, "content": f"{content}\n\n{text}"}]
 
 
 def _up_to_the_last_turn(messages: Sequence[Message]) -> list[Message]:

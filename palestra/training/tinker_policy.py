@@ -18,7 +18,7 @@ from tinker import types
 from palestra.config.api_key import api_key
 from palestra.endpoints.aliases import RunAlias
 from palestra.rollouts.policy_sampler import PolicyError
-from palestra.rollouts.tinker_sampler import TinkerSampler, translated
+from palestra.rollouts.tinker_sampler import TinkerSampler, model_input, translated
 from palestra.training.custom_functions import CustomLoss
 from palestra.training.divergences import DivergenceLoss
 from palestra.training.policy import PolicyStart, PolicyUpdate
@@ -274,7 +274,7 @@ def to_datum(sequence: TrainSequence, loss: str) -> types.Datum:
         inputs["weights"] = sequence.advantages[1:]
     else:
         inputs |= {"logprobs": sequence.logprobs[1:], "advantages": sequence.advantages[1:]}
-    return types.Datum(model_input=types.ModelInput.from_ints(sequence.tokens[:-1]), loss_fn_inputs=inputs)  # pyright: ignore[reportArgumentType]
+    return types.Datum(model_input=model_input(sequence.tokens[:-1], sequence.pictures), loss_fn_inputs=inputs)  # pyright: ignore[reportArgumentType]
 
 
 def sampled_places(sequence: TrainSequence) -> list[int]:
@@ -297,7 +297,7 @@ def wide_datum(sequence: TrainSequence, gradient: Sequence[Sequence[float]] | No
         if places:
             weights[places, 1:] = -np.asarray(gradient, np.float32)
         inputs["weights"] = tensor_of(weights)
-    return types.Datum(model_input=types.ModelInput.from_ints(sequence.tokens[:-1]), loss_fn_inputs=inputs)
+    return types.Datum(model_input=model_input(sequence.tokens[:-1], sequence.pictures), loss_fn_inputs=inputs)
 
 
 def tensor_of(array: NDArray[Any]) -> types.TensorData:
@@ -320,8 +320,9 @@ def weighted(sequence: TrainSequence, gradient: Sequence[float]) -> TrainSequenc
 
 
 def with_provenance(datum: types.Datum, sequence: TrainSequence) -> types.Datum:
-    """Says which sampled sequences its tokens come from, if all are known."""
-    if not sequence.sources:
+    """Says which sampled sequences its tokens come from, if all are known. Experts are not recorded for prompts with
+    pictures."""
+    if not sequence.sources or sequence.pictures:
         return datum
     last = len(sequence.tokens) - 1
     return datum.with_provenance(

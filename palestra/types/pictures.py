@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 CHANNELS = 3
+WIDEST = 200  # to one: what is longer is refused, as transformers does
+
+
+class UnfitPicture(ValueError):
+    """No tower reads a picture of this shape."""
 
 
 class Picture(Struct, frozen=True, kw_only=True):
@@ -62,3 +69,56 @@ class VisionCard(Struct, frozen=True, kw_only=True):
     def rows(self, picture: Picture) -> int:
         """Positions that a picture takes."""
         return (picture.height // self.multiple) * (picture.width // self.multiple)
+
+    def rows_of_size(self, height: int, width: int) -> int:
+        """Positions that a picture of this size takes after it was resized. Raises UnfitPicture."""
+        return math.prod(resized_sides(height, width, self.multiple, self.min_pixels, self.max_pixels)) // (
+            self.multiple**2
+        )
+
+
+def resized_sides(height: int, width: int, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Height and width that a tower reads of a picture: multiples, close to its shape, neither too few pixels nor too
+    many. Raises UnfitPicture for what is much longer than wide."""
+    if max(height, width) > WIDEST * min(height, width):
+        raise UnfitPicture(f"it has {width} x {height} pixels; its sides may differ by a factor of {WIDEST}")
+    own = [round(side / multiple) * multiple for side in (height, width)]
+    if math.prod(own) > max_pixels:
+        shrink = math.sqrt(height * width / max_pixels)
+        own = [max(multiple, math.floor(side / shrink / multiple) * multiple) for side in (height, width)]
+    elif math.prod(own) < min_pixels:
+        grow = math.sqrt(min_pixels / (height * width))
+        own = [math.ceil(side * grow / multiple) * multiple for side in (height, width)]
+    return own[0], own[1]
+
+
+class PictureFile(Struct, frozen=True, kw_only=True):
+    """A picture as a file, as it came from a dataset or an environment."""
+
+    digest: str
+    """SHA-256 of the file, in hexadecimal digits."""
+    data: bytes
+    media_type: str
+    """`image/png` and the like."""
+    height: int
+    width: int
+
+
+class PromptPicture(Struct, frozen=True):
+    """Where a file's picture stands among the tokens of a conversation."""
+
+    start: int
+    """Its first position; the others follow."""
+    rows: int
+    """Positions that it takes."""
+    file: PictureFile
+
+    @property
+    def end(self) -> int:
+        return self.start + self.rows
+
+
+def whole_pictures(pictures: Sequence[PromptPicture], limit: int) -> tuple[int, list[PromptPicture]]:
+    """Where a row may be cut at `limit` tokens or before so that no picture is divided, and the pictures before it."""
+    cut = min((one.start for one in pictures if one.start < limit < one.end), default=limit)
+    return cut, [one for one in pictures if one.end <= cut]

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
+from palestra.types.pictures import PictureFile, PromptPicture
 from palestra.types.sampling import StopReason, TopLogprobs
 from palestra.util.json_types import JsonObject
 
@@ -118,6 +119,8 @@ class Branch(Struct, kw_only=True):
     turns: list[Turn]
     temperature: float = 1.0
     agent: str = ""
+    pictures: list[PromptPicture] = []
+    """Those of its prompt and observations, at their places in the whole row."""
 
     @property
     def is_cut(self) -> bool:
@@ -143,6 +146,10 @@ class Rollout(Struct, kw_only=True):
     temperature: float = 1.0
     prompt: list[int] = []
     turns: list[Turn] = []
+    pictures: list[PromptPicture] = []
+    """Those of its prompt and observations, at their places among all tokens."""
+    picture_files: dict[str, PictureFile] = {}
+    """Files of the pictures that its messages name, by their digests."""
     agent: str = ""
     """The agent of this conversation, if a rollout has several."""
     branches: list[Branch] = []
@@ -193,7 +200,14 @@ class Rollout(Struct, kw_only=True):
     @property
     def rows(self) -> list[Branch]:
         """All conversations to train on, its own first."""
-        own = Branch(id=self.id, prompt=self.prompt, turns=self.turns, temperature=self.temperature, agent=self.agent)
+        own = Branch(
+            id=self.id,
+            prompt=self.prompt,
+            turns=self.turns,
+            temperature=self.temperature,
+            agent=self.agent,
+            pictures=self.pictures,
+        )
         return [own, *self.branches]
 
     @property
@@ -274,6 +288,8 @@ class TrainSequence(Struct, kw_only=True):
     """Id of the rollout, or of its branch."""
     sources: list[SequenceSource] = []
     """The turns in it, in order, if the server knows them all."""
+    pictures: list[PromptPicture] = []
+    """At their places among the tokens, which are the family's image tokens there."""
     teacher_top: list[TopLogprobs] = []
     """For each sampled token, what a teacher would most likely have said in its place, if whole distributions are
     distilled."""

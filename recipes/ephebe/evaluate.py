@@ -15,8 +15,9 @@ from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.train import EnvironmentEntry, EvalConfig, RolloutConfig
 from palestra.endpoints.own_server import own_server
 from palestra.environments.environment_set import EnvironmentSet
-from palestra.rollouts.local.player import PlayerContext, RolloutSettings
 from palestra.rollouts.local.source import LocalRollouts
+from palestra.rollouts.local.token_turns import PlayerContext
+from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.runs.listener import Silence
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.policy import PolicyStart

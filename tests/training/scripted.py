@@ -56,7 +56,9 @@ class ScriptedSampler:
         self.at_once = 0
         self.most_at_once = 0
 
-    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+    async def sample(
+        self, prompt: Sequence[int], params: SamplingParams, count: int = 1, pictures: Any = ()
+    ) -> list[SampledSequence]:
         asked = [Asked(list(prompt), with_seed_of(params, index)) for index in range(count)]
         self.asked += asked
         self.counts.append(count)
@@ -71,7 +73,7 @@ class ScriptedSampler:
     async def base_model(self) -> str:
         return "ephebe"
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
+    async def score(self, tokens: Sequence[int], pictures: Any = ()) -> list[float]:
         return [0.0] * len(tokens)
 
     def _sequence(self, asked: Asked) -> SampledSequence:
@@ -92,7 +94,9 @@ def with_seed_of(params: SamplingParams, index: int) -> SamplingParams:
 
 
 class HangingSampler(ScriptedSampler):
-    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+    async def sample(
+        self, prompt: Sequence[int], params: SamplingParams, count: int = 1, pictures: Any = ()
+    ) -> list[SampledSequence]:
         self.at_once += 1
         await asyncio.Event().wait()
         raise AssertionError

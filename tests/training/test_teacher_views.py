@@ -52,11 +52,11 @@ class Scorer:
     def __init__(self) -> None:
         self.read: list[int] = []
 
-    async def score(self, tokens: Sequence[int]) -> list[float]:
+    async def score(self, tokens: Sequence[int], pictures: Any = ()) -> list[float]:
         self.read = list(tokens)
         return [-place / 16 for place in range(len(tokens))]
 
-    async def score_top(self, tokens: Sequence[int], k: int) -> TopScores:
+    async def score_top(self, tokens: Sequence[int], k: int, pictures: Any = ()) -> TopScores:
         top = [None, *(TopLogprobs((place,) * k, (-1.0,) * k) for place in range(1, len(tokens)))]
         return TopScores(await self.score(tokens), top)
 

@@ -8,11 +8,13 @@ samples (`group_seeds`): with Palestra's own sampler nobody gets other tokens by
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from palestra.rollouts.policy_sampler import PolicySampler, SamplingError
 from palestra.types import SampledSequence, SamplingParams
+from palestra.types.pictures import PromptPicture
 from palestra.types.rollouts import GroupRequest
 from palestra.types.sampling import sample_seed
 
@@ -27,6 +29,7 @@ class FirstRequest:
     """One request, for rollouts that have its prompt and whose seeds are those of its samples."""
 
     prompt: tuple[int, ...]
+    pictures: tuple[PromptPicture, ...]
     params: SamplingParams
     indices: list[int]
     """The rollouts, in the order of their samples."""
@@ -39,9 +42,11 @@ class FirstRequest:
 
     async def sample(self, sampler: PolicySampler, index: int) -> list[SampledSequence]:
         if len(self.indices) == 1:
-            return await sampler.sample(self.prompt, self.params)
+            return await sampler.sample(self.prompt, self.params, pictures=self.pictures)
         if self.answer is None:
-            self.answer = asyncio.create_task(sampler.sample(self.prompt, self.params, len(self.indices)))
+            self.answer = asyncio.create_task(
+                sampler.sample(self.prompt, self.params, len(self.indices), pictures=self.pictures)
+            )
         sequences = await asyncio.shield(self.answer)  # one that is cancelled leaves the others theirs
         if len(sequences) != len(self.indices):
             raise SamplingError(f"{len(self.indices)} sequences were requested, but {len(sequences)} came")
@@ -53,6 +58,22 @@ class FirstRequest:
             self.answer.cancel()
 
 
+class JoinedPrompt(NamedTuple):
+    """With what a rollout begins."""
+
+    prompt: tuple[int, ...]
+    pictures: tuple[PromptPicture, ...]
+    params: SamplingParams
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal prompts: those with other pictures have the same tokens."""
+        return self.prompt, tuple(one.file.digest for one in self.pictures)
+
+    def request(self, index: int) -> FirstRequest:
+        return FirstRequest(self.prompt, self.pictures, self.params, [index])
+
+
 class FirstTurns:
     """The first turns of a group's rollouts. Each rollout joins with its prompt, and leaves at its end, whether it has
     joined or not."""
@@ -60,19 +81,22 @@ class FirstTurns:
     def __init__(self, sampler: PolicySampler, indices: Iterable[int]) -> None:
         self.sampler = sampler
         self._awaited = set(indices)
-        self._joined: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self._joined: dict[int, JoinedPrompt] = {}
         self._ready = asyncio.Event()
         self._requests: dict[int, FirstRequest] = {}
 
-    async def join(self, index: int, prompt: Sequence[int], params: SamplingParams) -> None:
+    async def join(
+        self, index: int, prompt: Sequence[int], params: SamplingParams, pictures: Sequence[PromptPicture] = ()
+    ) -> None:
         """Waits a moment for those that have neither joined nor left."""
+        own = JoinedPrompt(tuple(prompt), tuple(pictures), params)
         if self._ready.is_set() or params.max_tokens is None or params.max_tokens > MOST_TOKENS:
-            self._requests[index] = FirstRequest(tuple(prompt), params, [index])
+            self._requests[index] = own.request(index)
             self._stop_waiting_for(index)
             return
         if not self._joined:
             asyncio.get_running_loop().call_later(PATIENCE_S, self._open)
-        self._joined[index] = tuple(prompt), params
+        self._joined[index] = own
         self._stop_waiting_for(index)
         await self._ready.wait()
 
@@ -94,13 +118,13 @@ class FirstTurns:
     def _open(self) -> None:
         if self._ready.is_set():
             return
-        latest: dict[tuple[int, ...], FirstRequest] = {}
-        for index, (prompt, params) in sorted(self._joined.items()):
-            request = latest.get(prompt)
-            if request is not None and request.takes(params):
+        latest: dict[Hashable, FirstRequest] = {}
+        for index, own in sorted(self._joined.items()):
+            request = latest.get(own.key)
+            if request is not None and request.takes(own.params):
                 request.indices.append(index)
             else:
-                request = latest[prompt] = FirstRequest(prompt, params, [index])
+                request = latest[own.key] = own.request(index)
             self._requests[index] = request
         self._joined.clear()
         self._ready.set()

@@ -15,6 +15,7 @@ from palestra.config.branching import BranchConfig
 from palestra.environments.snapshots import WorldSnapshot
 from palestra.rollouts.rollout_loop import LimitsUsed
 from palestra.rollouts.seeds import derive_seed, group_seeds
+from palestra.types.pictures import PictureFile, PromptPicture
 from palestra.types.rollouts import Message, Rollout, RolloutStop, Turn
 
 
@@ -25,6 +26,10 @@ class ForkState(Struct):
     world: WorldSnapshot
     tokens: list[int]
     messages: list[Message]
+    pictures: list[PromptPicture] = []
+    """Those among the tokens."""
+    picture_files: dict[str, PictureFile] = {}
+    """Those that the messages name, by their digests."""
     reward: float = 0.0
     """Sum of the rewards of the turns before it."""
 
@@ -48,8 +53,8 @@ class ForkStates:
         config = self._config
         return turn > 0 and not self.refusal and (config.at != "fixed" or turn + 1 in config.turns)
 
-    def keep(self, used: LimitsUsed, world: WorldSnapshot, tokens: list[int], messages: Sequence[Message]) -> None:
-        self._states[used.turns] = ForkState(used, world, tokens, list(messages))
+    def keep(self, state: ForkState) -> None:
+        self._states[state.turn] = state
 
     def choose(self, rollout: Rollout) -> list[ForkState]:
         """Returns the states from which forks are played. Says in the record why there are none, if that is not due to

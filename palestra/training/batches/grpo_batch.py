@@ -22,6 +22,7 @@ from palestra.training.batches.reward_penalties import total_length
 from palestra.training.batches.span_credit import add_span_credit
 from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
+from palestra.types.pictures import whole_pictures
 from palestra.types.rollouts import Branch, Group, Rollout, RolloutStop, SequenceSource, TrainSequence, is_usable
 from palestra.types.sampling import TopLogprobs
 
@@ -137,8 +138,8 @@ def scorable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
 
 
 def to_sequence(row: Branch, advantage: float | Sequence[float], limit: int) -> TrainSequence:
-    """Returns the first `limit` tokens of prompt and turns. Mask, logprob and advantage are 0 for tokens that the
-    policy did not sample. `advantage` is one for all turns, or one for each."""
+    """Returns the first `limit` tokens of prompt and turns, up to a picture that would be cut. Mask, logprob and
+    advantage are 0 for tokens that the policy did not sample. `advantage` is one for all turns, or one for each."""
     by_turn = [advantage] * len(row.turns) if isinstance(advantage, int | float) else advantage
     tokens, mask = list(row.prompt), [False] * len(row.prompt)
     logprobs, of_tokens = [0.0] * len(row.prompt), [0.0] * len(row.prompt)
@@ -149,8 +150,10 @@ def to_sequence(row: Branch, advantage: float | Sequence[float], limit: int) -> 
         mask += [False] * len(turn.observation) + [True] * len(turn.tokens)
         logprobs += [0.0] * len(turn.observation) + turn.logprobs
         of_tokens += [0.0] * len(turn.observation) + [own] * len(turn.tokens)
+    limit, pictures = whole_pictures(row.pictures, limit)
     return TrainSequence(
         tokens=tokens[:limit],
+        pictures=pictures,
         mask=mask[:limit],
         logprobs=logprobs[:limit],
         advantages=of_tokens[:limit],

@@ -156,7 +156,7 @@ def set_weight(sequence: TrainSequence, weight: float) -> None:
 
 
 async def answer_logprob(sampler: PolicySampler, sequence: TrainSequence) -> float:
-    return sum_answer(sequence, (await sampler.score(sequence.tokens))[1:])
+    return sum_answer(sequence, (await sampler.score(sequence.tokens, pictures=sequence.pictures))[1:])
 
 
 def sum_answer(sequence: TrainSequence, logprobs: Sequence[float]) -> float:

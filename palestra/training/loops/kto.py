@@ -31,6 +31,7 @@ from palestra.training.loops.data_loop import (
 )
 from palestra.training.loops.dpo import answer_logprob, open_reference, set_weight, sum_answer
 from palestra.training.session import TrainingSession
+from palestra.types.pictures import whole_pictures
 from palestra.types.rollouts import TrainSequence
 
 
@@ -122,9 +123,16 @@ def mismatched(batch: Sequence[TrainSequence], limit: int) -> list[TrainSequence
     for before, own in zip(batch, [*batch[1:], *batch[:1]] if len(batch) > 1 else [], strict=False):
         prompt, start = before.tokens[: before.mask.index(True)], own.mask.index(True)
         tokens, mask = prompt + own.tokens[start:], [False] * len(prompt) + own.mask[start:]
-        size = len(tokens[:limit])
+        cut, pictures = whole_pictures([one for one in before.pictures if one.end <= len(prompt)], limit)
+        size = len(tokens[:cut])
         made.append(
-            TrainSequence(tokens=tokens[:limit], mask=mask[:limit], logprobs=[0.0] * size, advantages=[0.0] * size)
+            TrainSequence(
+                tokens=tokens[:cut],
+                mask=mask[:cut],
+                logprobs=[0.0] * size,
+                advantages=[0.0] * size,
+                pictures=pictures,
+            )
         )
     return [one for one in made if any(one.mask)]
 

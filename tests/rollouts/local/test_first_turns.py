@@ -14,6 +14,7 @@ from palestra.rollouts.local.source import LocalRollouts
 from palestra.rollouts.policy_sampler import SamplingError
 from palestra.rollouts.seeds import group_seeds
 from palestra.types import SampledSequence, SamplingParams, StopReason
+from palestra.types.pictures import PictureFile, PromptPicture
 from tests.training.scripted import Asked, HangingSampler, ScriptedSampler, a_request, a_table, until
 
 DONE = {"done": True, "reward": 1.0}
@@ -72,6 +73,24 @@ def test_seeds_of_other_requests_are_not_shared() -> None:
     assert sampler.counts == [1, 1, 1]
 
 
+def test_equal_tokens_with_other_pictures_are_another_prompt() -> None:
+    sampler = ScriptedSampler(echo)
+    files = [PictureFile(digest=digest, data=b"", media_type="image/png", height=8, width=8) for digest in "aba"]
+
+    async def run() -> None:
+        turns = FirstTurns(sampler, range(3))
+
+        async def one(index: int) -> None:
+            params = SamplingParams(max_tokens=4, seed=SEEDS[index])
+            await turns.join(index, [5, 6], params, [PromptPicture(0, 1, files[index])])
+            assert [one.tokens for one in await turns.sample(index)] == [[index]]
+
+        await asyncio.gather(*map(one, range(3)))
+
+    asyncio.run(run())
+    assert sampler.counts == [1, 1, 1]
+
+
 def test_long_turns_wait_for_nobody() -> None:
     sampler = ScriptedSampler(echo)
 
@@ -123,7 +142,9 @@ def test_one_that_is_cancelled_leaves_the_others_theirs_and_the_last_ends_the_re
 
 def test_too_few_sequences_are_an_error_for_all_who_share_them() -> None:
     class Short(ScriptedSampler):
-        async def sample(self, prompt: object, params: object, count: int = 1) -> list[SampledSequence]:
+        async def sample(
+            self, prompt: object, params: object, count: int = 1, pictures: object = ()
+        ) -> list[SampledSequence]:
             return [echo(Asked([], SamplingParams(seed=SEEDS[0])))]
 
     async def run() -> list[object]:

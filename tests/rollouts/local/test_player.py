@@ -303,7 +303,9 @@ def test_limits_on_calls_and_on_turns_that_cannot_be_read_end_it(
 
 
 class HangsLater(ScriptedSampler):
-    async def sample(self, prompt: Sequence[int], params: SamplingParams, count: int = 1) -> list[SampledSequence]:
+    async def sample(
+        self, prompt: Sequence[int], params: SamplingParams, count: int = 1, pictures: Any = ()
+    ) -> list[SampledSequence]:
         if self.asked:
             await asyncio.Event().wait()
         return await super().sample(prompt, params, count)

@@ -61,7 +61,7 @@ def test_the_slowest_of_an_oversampled_group_are_cancelled_and_those_that_fail_a
     """Rollout 0 is the slow one, and where one fails, it is rollout 1."""
 
     class Slow(ScriptedSampler):
-        async def sample(self, prompt: Sequence[int], params: Any, count: int = 1) -> list[Any]:
+        async def sample(self, prompt: Sequence[int], params: Any, count: int = 1, pictures: Any = ()) -> list[Any]:
             answers = await super().sample(prompt, params, count)
             if params.seed == request.seeds[0]:
                 await asyncio.Event().wait()

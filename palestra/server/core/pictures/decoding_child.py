@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import math
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ import msgspec
 from palestra.sandbox.compute_only import jail
 from palestra.server.core.pictures.decoding import DecodeAnswer, DecodeOrder
 from palestra.types import Picture
+from palestra.types.pictures import UnfitPicture, resized_sides
 from palestra.util.answering_child import delimited, read_message
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ LATER = ("ImageOps", "MpoImagePlugin", "TiffImagePlugin")
 MEMORY_BYTES = 4 << 30
 CPU_S = 24 * 3600  # of all pictures; the server limits the time of each
 ENDS_AFTER = 1000  # pictures: whatever they left behind goes with the process
-WIDEST = 200  # to one: what is longer is refused, as transformers does
 SIXTEEN_BITS = 257  # from 16 bits to 8: 65535 becomes 255
 NEEDS_PILLOW = "this server cannot read pictures: Pillow is not installed there (pip install 'palestra[vision]')"
 
@@ -42,11 +41,11 @@ class Unreadable(Exception):
 
 
 def decode(order: DecodeOrder) -> Picture:
-    """Raises Unreadable."""
+    """Raises Unreadable, UnfitPicture."""
     image = _opened(order)
     image.load()
     image = _upright(image)
-    height, width = sides(image.height, image.width, order.multiple, order.min_pixels, order.max_pixels)
+    height, width = resized_sides(image.height, image.width, order.multiple, order.min_pixels, order.max_pixels)
     image = _in_rgb(image)
     if image.size != (width, height):
         image = image.resize((width, height), _pillow("Image").Resampling.BICUBIC)
@@ -88,25 +87,10 @@ def _in_rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def sides(height: int, width: int, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width that a tower reads of a picture: multiples, close to its shape, neither too few pixels nor too
-    many. Raises Unreadable for what is much longer than wide."""
-    if max(height, width) > WIDEST * min(height, width):
-        raise Unreadable(f"it has {width} x {height} pixels; its sides may differ by a factor of {WIDEST}")
-    own = [round(side / multiple) * multiple for side in (height, width)]
-    if math.prod(own) > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
-        own = [max(multiple, math.floor(side / shrink / multiple) * multiple) for side in (height, width)]
-    elif math.prod(own) < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        own = [math.ceil(side * grow / multiple) * multiple for side in (height, width)]
-    return own[0], own[1]
-
-
 def answer(order: DecodeOrder) -> DecodeAnswer:
     try:
         return DecodeAnswer(picture=decode(order))
-    except Unreadable as e:
+    except (Unreadable, UnfitPicture) as e:
         return DecodeAnswer(problem=str(e))
     except MemoryError:
         return DecodeAnswer(problem="it takes more memory than a picture may")

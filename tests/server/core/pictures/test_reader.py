@@ -22,6 +22,7 @@ from palestra.server.core.pictures.locations import PictureError
 from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.core.pictures.reader import EncodedPicture, PictureReader
 from palestra.types import Picture, VisionCard
+from palestra.types.pictures import resized_sides
 from tests.pictures import data_url, drawn, file_of
 
 T = TypeVar("T")
@@ -78,7 +79,7 @@ def exif(orientation: int) -> Image.Exif:
     ("height", "width", "rows"), [(224, 224, 64), (150, 224, 70), (400, 300, 108), (8000, 7900, 16256)]
 )
 def test_sides_are_those_of_transformers(height: int, width: int, rows: int) -> None:
-    own = decoding_child.sides(height, width, 32, 65536, 16777216)
+    own = resized_sides(height, width, 32, 65536, 16777216)
     assert own[0] * own[1] // 1024 == rows
 
 

@@ -1,0 +1,207 @@
+"""Pictures of conversations as training reads them: files in the parts of messages, and their places among tokens.
+
+A part is `{"type": "image_url", "image_url": {"url": …}}`, `{"type": "input_image", "image_url": …}` or `{"type":
+"image", "image": …}`. Its URL is a `data:` URL, a `file:` URL where the caller allows files, or `picture:` and the
+digest of a file that the caller has. Owns: what is read, and what is refused. Never touches: pixels, the network.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote_to_bytes, urlsplit
+from urllib.request import url2pathname
+
+from palestra.chat.errors import ChatError
+from palestra.chat.pictures import SCHEME, PictureMark, PictureTokens
+from palestra.types.pictures import PictureFile, PromptPicture, UnfitPicture, VisionCard
+from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.picture_headers import BadPicture, read_header
+
+PICTURE_PARTS = ("image_url", "input_image", "image")
+FILE, DATA = "file:", "data:"
+SHOWN = 60
+NO_FILES: Mapping[str, PictureFile] = {}
+
+
+class TextOnlyModel(ChatError):
+    """A message has a picture, and the model reads text only."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMessages:
+    """Messages whose pictures were read."""
+
+    messages: list[JsonObject]
+    """With marks in place of pictures, for a template."""
+    files: list[PictureFile] = field(default_factory=list)
+    """In the order of the messages."""
+    marks: list[PictureMark] = field(default_factory=list)
+    """What stands for each of them."""
+    shown: list[JsonObject] = field(default_factory=list)
+    """With URLs that name files by their digests, for records."""
+
+    def placed(self, tokens: PictureTokens | None, ids: Sequence[int], offset: int = 0) -> list[PromptPicture]:
+        """Where the pictures are among these ids, which begin at `offset` of the conversation. Raises ChatError."""
+        if not self.files:
+            return []
+        assert tokens is not None  # without them `read_pictures` refuses
+        starts = tokens.places(ids, self.marks)
+        found = zip(starts, self.marks, self.files, strict=True)
+        return [PromptPicture(offset + start, mark.rows, file) for start, mark, file in found]
+
+
+def read_pictures(
+    messages: Sequence[JsonMapping],
+    card: VisionCard | None,
+    known: Mapping[str, PictureFile] = NO_FILES,
+    *,
+    opens_files: bool = False,
+) -> SeenMessages:
+    """Reads the pictures of messages. `card`: None if the model reads text only. `known`: files by their digests.
+    `opens_files`: whether `file:` URLs are read. Raises ChatError."""
+    seen = SeenMessages([], [], [], [])
+    for place, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, list) or not any(map(is_picture, content)):
+            seen.messages.append(dict(message))
+            seen.shown.append(dict(message))
+            continue
+        if card is None:
+            raise TextOnlyModel(
+                "a message has a picture, but this model reads text only: its folder has no vision tower of a family "
+                "that Palestra reads; use Qwen3-VL or Qwen3.5, or leave pictures out"
+            )
+        if message.get("role") == "assistant":
+            raise ChatError(f"messages[{place}]: an answer of the assistant has a picture; models write text only")
+        texts, shown = [], []
+        for at, part in enumerate(content):
+            if is_picture(part):
+                file, mark = _read(part, f"messages[{place}].content[{at}]", card, known, opens_files)
+                seen.files.append(file)
+                seen.marks.append(mark)
+                texts.append(mark.text)
+                shown.append(url_part(f"{SCHEME}{file.digest}"))
+            else:
+                texts.append(_text(part, f"messages[{place}].content[{at}]"))
+                shown.append(part)
+        seen.messages.append({**message, "content": "".join(texts)})
+        seen.shown.append({**message, "content": shown})
+    return seen
+
+
+def is_picture(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in PICTURE_PARTS
+
+
+def has_pictures(messages: Sequence[JsonMapping]) -> bool:
+    return any(isinstance(one.get("content"), list) and any(map(is_picture, one["content"])) for one in messages)
+
+
+def url_part(url: str) -> JsonObject:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def url_of(part: JsonMapping) -> object:
+    """The URL of a part that is a picture, wherever its kind has it."""
+    found = part.get("image_url", part.get("image"))
+    return found.get("url") if isinstance(found, Mapping) else found
+
+
+def data_url(data: bytes, media_type: str) -> str:
+    return f"{DATA}{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def picture_file(data: bytes) -> PictureFile:
+    """Raises BadPicture."""
+    header = read_header(data)
+    return PictureFile(
+        digest=hashlib.sha256(data).hexdigest(),
+        data=data,
+        media_type=header.media_type,
+        height=header.height,
+        width=header.width,
+    )
+
+
+def with_opened_files(messages: Sequence[JsonMapping]) -> list[JsonObject]:
+    """Messages with `data:` URLs in place of `file:` ones. Raises ChatError."""
+    return [{**one, "content": _opened(one["content"])} if has_pictures([one]) else dict(one) for one in messages]
+
+
+def _opened(content: Sequence[JsonMapping]) -> list[JsonObject]:
+    parts: list[JsonObject] = []
+    for part in content:
+        url = url_of(part) if is_picture(part) else None
+        if isinstance(url, str) and url.startswith(FILE):
+            data = _at_path(url)
+            try:
+                part = url_part(data_url(data, read_header(data).media_type))
+            except BadPicture as error:
+                raise ChatError(f"the picture {_path(url)} {error}") from None
+        parts.append(dict(part))
+    return parts
+
+
+def _read(
+    part: JsonMapping, where: str, card: VisionCard, known: Mapping[str, PictureFile], opens_files: bool
+) -> tuple[PictureFile, PictureMark]:
+    url = url_of(part)
+    if not isinstance(url, str) or not url:
+        raise ChatError(f"{where}: a picture's part has no URL; it should be data:image/png;base64,…")
+    name = f"{where}: the picture"
+    try:
+        if url.startswith(SCHEME):
+            file = known.get(url.removeprefix(SCHEME))
+            if file is None:
+                raise ChatError(f"{name} {url[: len(SCHEME) + 12]} is not there any more; send the file itself")
+        elif url.startswith(FILE) and opens_files:
+            name = f"{where}: the picture {_path(url)}"
+            file = picture_file(_at_path(url))
+        elif url.startswith(DATA):
+            file = picture_file(_in_url(url, where))
+        else:
+            shown = url if len(url) <= SHOWN else f"{url[:SHOWN]}…"
+            raise ChatError(f"{where}: a picture at {shown!r} is not fetched; send the file as data:image/png;base64,…")
+        return file, PictureMark(file.digest, card.rows_of_size(file.height, file.width))
+    except BadPicture as error:
+        raise ChatError(f"{name} {error}") from None
+    except UnfitPicture as error:
+        raise ChatError(f"{name} cannot be read: {error}") from None
+
+
+def _text(part: object, where: str) -> str:
+    text = part.get("text") if isinstance(part, dict) else None
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise ChatError(f"{where}: a part of type {kind!r}; models read text and pictures")
+    return text
+
+
+def _in_url(url: str, where: str) -> bytes:
+    head, comma, content = url.partition(",")
+    if not comma:
+        raise ChatError(f"{where}: a picture's data: URL has no comma; it should be data:image/png;base64,…")
+    if not head.lower().endswith(";base64"):
+        return unquote_to_bytes(content)
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ChatError(f"{where}: a picture's data is not base64 ({error})") from None
+
+
+def _path(url: str) -> Path:
+    return Path(url2pathname(urlsplit(url).path))
+
+
+def _at_path(url: str) -> bytes:
+    path = _path(url)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ChatError(f"the picture {path} cannot be read: {error.strerror}") from None
