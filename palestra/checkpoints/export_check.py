@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -134,10 +135,17 @@ def _load_gguf(out: Path, base: Path) -> torch.nn.Module:
         fields = config.to_dict()
         config = LlamaConfig(**{name: fields[name] for name in fields.keys() - {"model_type", "architectures"}})
     config.tie_word_embeddings = all(t.name != "output.weight" for t in GGUFReader(out / MODEL_FILE).tensors)
+    unread = f"{out / MODEL_FILE} is written, but transformers cannot check it: "
     try:
-        return AutoModelForCausalLM.from_pretrained(out, gguf_file=MODEL_FILE, config=config, dtype=torch.float32)
-    except (NotImplementedError, ValueError) as error:
-        raise CheckpointError(f"{out / MODEL_FILE} is written, but transformers cannot check it: {error}") from None
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            out, gguf_file=MODEL_FILE, config=config, dtype=torch.float32, output_loading_info=True
+        )
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{unread}{error}") from None
+    model, info = found
+    if info["missing_keys"]:
+        raise CheckpointError(f"{unread}it does not read {', '.join(sorted(info['missing_keys']))}")
+    return model
 
 
 def _logprobs(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:

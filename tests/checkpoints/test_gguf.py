@@ -18,6 +18,7 @@ from palestra.model.loading.weight_files import WeightFiles
 from palestra.runs.export_form import GgufSettings
 from tests.checkpoints.conftest import write_adapter
 from tests.checkpoints.gguf_models import TEXTS, metadata, with_qwen_words, with_sentencepiece
+from tests.model.loading.test_packed_files import write_mxfp4
 
 slow = pytest.mark.slow
 FAMILIES = ["llama", pytest.param("mistral", marks=slow), pytest.param("qwen2", marks=slow), "qwen3", "gemma3"]
@@ -88,6 +89,24 @@ def test_weights_that_training_left_alone_keep_their_bits(stored, quant, random_
         assert same == set(files) - {"lm_head.weight"}
     kinds = {np.dtype(np.float32)} if quant else {np.dtype(np.uint8), np.dtype(np.float32)}
     assert {tensor.data.dtype for tensor in _tensors(tmp_path / "out")} == kinds
+
+
+def test_experts_in_mxfp4_keep_their_bits_where_training_left_them_alone(random_model, tmp_path):
+    from gguf import dequantize
+
+    packed = write_mxfp4(random_model("gpt_oss", shape="tiny"), tmp_path / "packed")
+    base = with_qwen_words(packed, tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3, train_mlp=False)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf", base=base, gguf=GgufSettings("mxfp4"))
+    read = {tensor.name: tensor for tensor in _tensors(tmp_path / "out")}
+    assert {t.tensor_type.name for name, t in read.items() if "_exps.weight" in name} == {"MXFP4"}
+    assert {t.tensor_type.name for name, t in read.items() if "attn_q.weight" in name} == {"Q8_0"}
+    with WeightFiles(base) as files:
+        stack = files.tensor("model.layers.1.mlp.experts.gate_up_proj").float().mT
+        down = files.tensor("model.layers.1.mlp.experts.down_proj").float().mT
+    for name, expected in (("ffn_gate_exps", stack[:, ::2]), ("ffn_up_exps", stack[:, 1::2]), ("ffn_down_exps", down)):
+        tensor = read[f"blk.1.{name}.weight"]
+        assert np.array_equal(dequantize(tensor.data, tensor.tensor_type), expected.numpy())
 
 
 def _tensors(folder):
@@ -176,10 +195,14 @@ def test_what_the_format_has_not_is_refused_with_what_helps(random_model, tmp_pa
     assert "--pre-tokenizer: qwen2" in refusal()
     assert "unknown --pre-tokenizer 'qwen9'" in refusal(gguf=GgufSettings(pre_tokenizer="qwen9"))
     assert "choose --quant" in refusal(dtype="float32")
+    assert "mxfp4 is for experts" in refusal(gguf=GgufSettings("mxfp4"))
     assert "are for --as gguf" in refusal(form="merged", gguf=GgufSettings("q8_0"))
     tied = random_model(tie=True)
     write_adapter(tied, tmp_path / "tied", 3, train_unembed=True)
     assert "the unembedding of a tied model" in refusal(tied, tmp_path / "tied", "gguf-adapter")
+    sparse = random_model(family="gemma4_moe")
+    write_adapter(sparse, tmp_path / "sparse", 3)
+    assert "experts of Gemma 4" in refusal(sparse, tmp_path / "sparse", "gguf-adapter")
     assert "leave --dtype and --quant away" in refusal(form="gguf-adapter", gguf=GgufSettings("q8_0"))
     other = random_model(family="phi3")
     write_adapter(other, tmp_path / "other", 3)
@@ -192,11 +215,14 @@ def test_what_the_format_has_not_is_refused_with_what_helps(random_model, tmp_pa
     assert "pip install 'palestra[gguf]'" in refusal()
 
 
-def test_a_family_that_transformers_does_not_read_is_written_and_not_checked(random_model, tmp_path):
-    base = with_qwen_words(random_model(family="granite"), tmp_path / "base")
+@pytest.mark.parametrize("family", ["granite", "gpt_oss", "gemma4"])
+def test_a_family_that_transformers_does_not_read_is_written_and_not_checked(family, random_model, tmp_path):
+    base = with_qwen_words(random_model(family=family), tmp_path / "base")
     write_adapter(base, tmp_path / "adapter", 3)
     export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf", base=base)
-    assert metadata(tmp_path / "out" / MODEL_FILE)["granite.logit_scale"] > 1
+    said = metadata(tmp_path / "out" / MODEL_FILE)
+    assert said.get("granite.logit_scale", 2) > 1
+    assert said.get("gpt-oss.attention.sliding_window", 64) == 64
     with pytest.raises(CheckpointError, match="is written, but transformers cannot check it"):
         check_export(tmp_path / "out", "gguf", tmp_path / "adapter", base)
 

@@ -31,6 +31,28 @@ TOKENS = np.random.default_rng(0).integers(0, 500, 96).tolist()
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
+GPT_OSS = YARN | {"factor": 32.0, "original_max_position_embeddings": 128, "rope_theta": 150000.0}
+PUBLISHED_GPT_OSS = {
+    "head_dim": 64,
+    "rope_parameters": GPT_OSS | {"original_max_position_embeddings": 4096, "truncate": False},
+}  # llama.cpp rounds where YaRN's ramp begins and ends
+QWEN35 = {"rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 1e7, "mrope_section": [1, 1, 0]}}
+FOUR_LAYERS = QWEN35 | {
+    "num_hidden_layers": 5,
+    "layer_types": [*["linear_attention"] * 3, "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+}
+SHARED_KEYS = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+OVERRIDES = {
+    "qwen3_moe": {"norm_topk_prob": True},
+    "qwen3_5": QWEN35,
+    "qwen3_5_moe": QWEN35,
+    "gpt_oss": {"rope_parameters": GPT_OSS},
+}
 CASES = {
     "llama": ({"family": "llama"}, EXACT),
     "llama 3": (
@@ -48,7 +70,16 @@ CASES = {
     "smollm3": ({"family": "smollm3", "overrides": {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}}, EXACT),
     "granite": ({"family": "granite"}, EXACT),
     "seed_oss": ({"family": "seed_oss"}, EXACT),
+    "qwen3.5": ({"family": "qwen3_5", "overrides": QWEN35}, EXACT),
+    "qwen3.5, four layers": ({"family": "qwen3_5", "overrides": FOUR_LAYERS}, EXACT),
+    "qwen3.5 with experts": ({"family": "qwen3_5_moe", "overrides": QWEN35}, EXACT),
+    "gpt-oss": ({"family": "gpt_oss", "overrides": {"rope_parameters": GPT_OSS}}, EXACT),
+    "gpt-oss as published": ({"family": "gpt_oss", "overrides": PUBLISHED_GPT_OSS}, 0.1),
     "gemma3": ({"family": "gemma3"}, GELU),
+    "gemma4": ({"family": "gemma4"}, GELU),
+    "gemma4, tied": ({"family": "gemma4", "tie": True, "overrides": {"sliding_window": 16}}, GELU),
+    "gemma4 with shared keys": ({"family": "gemma4", "overrides": SHARED_KEYS}, GELU),
+    "gemma4 with experts": ({"family": "gemma4_moe"}, GELU),
     "gemma3 with windows": ({"family": "gemma3", "overrides": {"sliding_window": 16}}, GELU),
 }
 
@@ -101,28 +132,35 @@ ADAPTERS = {
     "gemma3": {},
     "qwen3_moe": {},
     "qwen3_moe, each": {"per_expert": True},
+    "qwen3_5": {},
+    "qwen3_5_moe": {},
+    "gpt_oss": {},
+    "gemma4": {},
+    "gemma4_moe": {"train_mlp": False},
 }
 
 
 @pytest.mark.parametrize("case", ADAPTERS)
 def test_an_adapter_file_does_to_its_base_what_the_adapter_does(case, random_model, tmp_path):
     family = case.partition(",")[0]
-    overrides = {"norm_topk_prob": True} if family == "qwen3_moe" else {}
+    overrides = OVERRIDES.get(family, {})
     base = with_qwen_words(random_model(family=family, tie=False, overrides=overrides), tmp_path / "base")
     write_adapter(base, tmp_path / "adapter", 3, train_unembed=True, **ADAPTERS[case])
     export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf-adapter", base=base)
     write_adapter(base, tmp_path / "nothing", 0, scale=0.0)
     export_checkpoint(tmp_path / "nothing", tmp_path / "base-gguf", "gguf", base=base)
     trained, plain = _ours(base, tmp_path / "adapter")
-    allowed = GELU if family == "gemma3" else EXACT
+    allowed = GELU if family.startswith("gemma") else EXACT
     model = tmp_path / "base-gguf" / MODEL_FILE
     assert np.abs(_theirs(model)[0] - plain).mean() < allowed
     assert np.abs(_theirs(model, tmp_path / "out" / ADAPTER_FILE)[0] - trained).mean() < allowed
 
 
-def test_a_sentencepiece_tokenizer_makes_our_tokens(random_model, tmp_path):
-    base = with_sentencepiece(random_model(family="gemma3", vocab_size=700), tmp_path / "base")
+@pytest.mark.parametrize("family", ["gemma3", "gemma4"])
+def test_a_sentencepiece_tokenizer_makes_our_tokens(family, random_model, tmp_path):
+    base = with_sentencepiece(random_model(family=family, vocab_size=700), tmp_path / "base")
     write_adapter(base, tmp_path / "adapter", 3)
     export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf", base=base)
     tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
-    assert _theirs(tmp_path / "out" / MODEL_FILE)[1] == [tokenizer.encode(text).ids for text in TEXTS]
+    start = [2] if family == "gemma4" else []  # which llama.cpp puts before all texts of Gemma 4
+    assert _theirs(tmp_path / "out" / MODEL_FILE)[1] == [start + tokenizer.encode(text).ids for text in TEXTS]

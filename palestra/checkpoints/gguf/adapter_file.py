@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -9,13 +10,15 @@ from torch import Tensor
 
 from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.gguf.families import GgufFamily, gguf_family
-from palestra.checkpoints.gguf.weight_names import is_paired, paired, tensor_names
+from palestra.checkpoints.gguf.weight_names import WeightNames
+from palestra.checkpoints.gguf.weight_order import column_order, row_order
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.lora.adapter_files import adapter_matrices
-from palestra.model.lora.adapter_names import HEAD
+from palestra.model.lora.adapter_names import HEAD, join_rows
 from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.expert_names import PARTS
 
+_EXPERT_KEY = re.compile(r"(?P<head>.*\.layers\.(?P<layer>\d+)\..*experts)\.(?P<part>w[123])\.(?P<kind>lora_.*)")
 _EXPERTS = {part: leaf for leaf, part in PARTS.items()}
 
 
@@ -30,12 +33,17 @@ def write_adapter_file(adapter: Adapter, spec: ModelSpec, file: Path, name: str)
             "this adapter trains the unembedding of a tied model, and a GGUF adapter cannot change it without the "
             "embedding; use --as gguf, or train with model.train_unembed=false"
         )
+    if family.is_gemma4 and any(".experts." in key for key in matrices):
+        raise CheckpointError(
+            "this adapter trains experts of Gemma 4, and readers of a GGUF adapter would leave their scales away; use "
+            "--as gguf, or train with model.train_mlp=false"
+        )
     writer = gguf.GGUFWriter(file, family.architecture)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_name(name)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, adapter.stack.layout.scale * adapter.config.rank)
-    for key, tensor in _tensors(spec, family, matrices):
+    for key, tensor in _tensors(spec, family, adapter, matrices):
         writer.add_tensor(key, tensor.cpu().contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -43,18 +51,28 @@ def write_adapter_file(adapter: Adapter, spec: ModelSpec, file: Path, name: str)
     writer.close()
 
 
-def _tensors(spec: ModelSpec, family: GgufFamily, matrices: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    names = tensor_names(family, spec.n_layers)
-    n_experts = {f"model.layers.{n}.mlp.experts": experts.n_experts for n, experts in spec.experts.items()}
-    for key, matrix in matrices.items():
+def _tensors(
+    spec: ModelSpec, family: GgufFamily, adapter: Adapter, matrices: Mapping[str, Tensor]
+) -> Iterator[tuple[str, Tensor]]:
+    names = WeightNames(family, spec.n_layers)
+    experts = _of_each_expert(spec, matrices)
+    others = {key: matrix for key, matrix in matrices.items() if ".experts." not in key}
+    for key, matrix in (join_rows(others, adapter.stack.layout.mamba_tail) | experts).items():
         module, _, kind = key.partition(".lora_")
-        head, _, leaf = module.rpartition(".")
-        if head in n_experts:  # each has its own in the file, also of what they share
-            module, matrix = f"{head}.{_EXPERTS[leaf]}", matrix.expand(n_experts[head], -1, -1)
-        name = names.get_name(module)
-        if name is None:
-            raise CheckpointError(f"GGUF has no name for {module} in a model of {family.architecture}")
         is_b = kind.startswith("B")
-        if is_b and is_paired(module, family):
-            matrix = paired(matrix, module, spec)
-        yield f"{name}.weight.lora_{'b' if is_b else 'a'}", matrix
+        order = row_order(module, spec, family) if is_b else column_order(module, spec)
+        if order is not None:
+            matrix = matrix[order] if is_b else matrix[:, order]
+        if is_b:  # readers divide alpha by the rank of this matrix, which is larger where several are joined
+            matrix = matrix * (matrix.shape[-1] / adapter.config.rank)
+        yield f"{names.of(module).removesuffix('.weight')}.weight.lora_{'b' if is_b else 'a'}", matrix
+
+
+def _of_each_expert(spec: ModelSpec, matrices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices of experts by the names of their modules; what they share, each of them has."""
+    found: dict[str, Tensor] = {}
+    for key, matrix in matrices.items():
+        if named := _EXPERT_KEY.fullmatch(key):
+            n_experts = spec.experts[int(named["layer"])].n_experts
+            found[f"{named['head']}.{_EXPERTS[named['part']]}.{named['kind']}"] = matrix.expand(n_experts, -1, -1)
+    return found

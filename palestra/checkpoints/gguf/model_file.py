@@ -24,6 +24,7 @@ from palestra.runs.export_form import GgufQuant, GgufSettings
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
 
+_FILE_TYPES: dict[GgufQuant, str] = {"f32": "ALL_F32", "mxfp4": "MOSTLY_MXFP4_MOE"}
 _AS_STORED: dict[torch.dtype, GgufQuant] = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
@@ -34,6 +35,8 @@ def write_model_file(adapter: Adapter, base: Path, file: Path, name: str, settin
 
     spec = ModelSpec.from_folder(base)
     family = gguf_family(spec)
+    if settings.quant == "mxfp4" and not spec.experts:
+        raise CheckpointError(f"mxfp4 is for experts, and {spec.architecture} has none; use --quant q4_0 or q8_0")
     with WeightFiles(base) as files:
         weights = MergedWeights(adapter, files, is_tied=spec.tie_embeddings)
         quant = settings.quant or _AS_STORED[weights.main_dtype]
@@ -41,10 +44,10 @@ def write_model_file(adapter: Adapter, base: Path, file: Path, name: str, settin
         writer = gguf.GGUFWriter(file, family.architecture)
         writer.add_type(gguf.GGUFType.MODEL)
         writer.add_name(name)
-        writer.add_file_type(gguf.LlamaFileType["ALL_F32" if quant == "f32" else f"MOSTLY_{quant.upper()}"])
+        writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES.get(quant, f"MOSTLY_{quant.upper()}")])
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
         add_shape(writer, spec, family)
-        add_tokenizer(writer, base, spec.vocab_size, pre_tokenizer=settings.pre_tokenizer)
+        add_tokenizer(writer, base, spec.vocab_size, family, pre_tokenizer=settings.pre_tokenizer)
         for tensor, kind in tensors:
             _add_info(writer, tensor, kind)
         writer.write_header_to_file()
@@ -62,7 +65,7 @@ def _kind(tensor: PlannedTensor, quant: GgufQuant) -> GGMLQuantizationType:
 
     if tensor.is_float32:
         return Kind.F32
-    kind = Kind[quant.upper()]
+    kind = Kind.Q8_0 if quant == "mxfp4" and not tensor.is_of_experts else Kind[quant.upper()]
     return kind if tensor.shape[-1] % GGML_QUANT_SIZES[kind][0] == 0 else Kind.F16
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.gguf.families import GgufFamily
-from palestra.checkpoints.gguf.weight_names import is_paired, paired, tensor_names
+from palestra.checkpoints.gguf.weight_names import WeightNames
+from palestra.checkpoints.gguf.weight_order import column_order, row_order
 from palestra.model.attention.rope import Rotary
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
@@ -19,8 +19,10 @@ from palestra.model.lora.merged_export import MergedWeights
 
 ROPE_FACTORS = "rope_freqs.weight"
 _ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-_ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+_ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
 _HALVES = ("gate_proj", "up_proj")
+_FLOAT32 = (".ffn_gate_inp.", ".ssm_conv1d.")
+_Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +35,20 @@ class PlannedTensor:
 
     @property
     def is_float32(self) -> bool:
-        """Vectors, and what chooses experts, keep their precision whatever matrices are written in."""
-        return len(self.shape) == 1 or ".ffn_gate_inp." in self.name
+        """Vectors, biases, convolutions and what chooses experts keep their precision whatever matrices are written
+        in."""
+        return len(self.shape) == 1 or self.name.endswith(".bias") or any(part in self.name for part in _FLOAT32)
+
+    @property
+    def is_of_experts(self) -> bool:
+        return self.name.endswith("_exps.weight")
 
 
 def plan_tensors(
     spec: ModelSpec, family: GgufFamily, files: WeightFiles, weights: MergedWeights
 ) -> Iterator[PlannedTensor]:
-    names = tensor_names(family, spec.n_layers)
-
-    def named(plain: str) -> str:
-        name = names.get_name(plain, try_suffixes=(".weight", ".bias"))
-        if name is None:
-            raise CheckpointError(f"GGUF has no name for {plain} in a model of {family.architecture}")
-        return name
-
-    if spec.rope.type == "llama3":
+    names = WeightNames(family, spec.n_layers)
+    if spec.rope.type in ("llama3", "proportional"):
         yield PlannedTensor(ROPE_FACTORS, (spec.rope.dim // 2,), lambda: _rope_factors(spec))
     for source in weights.names:
         if source in HEADS and spec.tie_embeddings and not weights.is_untied:
@@ -58,17 +58,39 @@ def plan_tensors(
         plain = "lm_head.weight" if source in HEADS else PREFIXES[0] + source.removeprefix(files.prefix)
         if found := _ONE_EXPERT.fullmatch(plain):
             if found[2] == "0":
-                yield _stacked(f"{named(f'{found[1]}.{found[3]}')}.weight", source, weights)
-        elif (found := _ALL_EXPERTS.fullmatch(plain)) is None:
-            yield PlannedTensor(
-                named(plain), weights.shape(source), lambda source=source: _arranged(source, weights, spec, family)
-            )
-        elif found[2] == "down_proj":
-            name = f"{named(plain)}.weight"
-            yield PlannedTensor(name, weights.shape(source), lambda source=source: weights.tensor(source))
-        else:
-            for half, leaf in enumerate(_HALVES):
-                yield _half(f"{named(f'{found[1]}.{leaf}')}.weight", source, half, weights)
+                yield _stacked(names.of(f"{found[1]}.{found[3]}"), source, weights)
+            continue
+        for name, change in _parts(plain, spec, family):
+            yield _changed(names.of(name), source, change, weights)
+
+
+def _parts(plain: str, spec: ModelSpec, family: GgufFamily) -> Iterator[tuple[str, _Change]]:
+    """The parameters that one of a Hugging Face folder becomes, and what is done to its numbers."""
+    if (found := _ALL_EXPERTS.fullmatch(plain)) is None:
+        yield plain, lambda weight: _arranged(plain, weight, spec, family)
+        return
+    if family.is_gemma4:
+        yield plain, lambda stack: stack
+        return
+    turned = next(iter(spec.experts.values())).is_interleaved and found[3] is None  # the matrices are transposed
+    if found[2] == "down_proj":
+        yield plain, lambda stack: stack.mT if turned else stack
+        return
+    for half, leaf in enumerate(_HALVES):
+        yield f"{found[1]}.{leaf}{found[3] or ''}", lambda stack, half=half: _half(stack, half, spec, turned=turned)
+
+
+def _half(stack: Tensor, half: int, spec: ModelSpec, *, turned: bool) -> Tensor:
+    """Gates or ups of all experts, which are rows of one matrix."""
+    rows = stack.mT if turned else stack
+    if next(iter(spec.experts.values())).is_interleaved:
+        return rows[:, half::2]
+    return rows.chunk(2, dim=1)[half]
+
+
+def _changed(name: str, source: str, change: _Change, weights: MergedWeights) -> PlannedTensor:
+    shape = tuple(change(torch.empty(weights.shape(source), device="meta")).shape)
+    return PlannedTensor(name, shape, lambda: change(weights.tensor(source)))
 
 
 def _stacked(name: str, first: str, weights: MergedWeights) -> PlannedTensor:
@@ -80,26 +102,25 @@ def _stacked(name: str, first: str, weights: MergedWeights) -> PlannedTensor:
     return PlannedTensor(name, shape, lambda: torch.stack([weights.tensor(source).float() for source in sources]))
 
 
-def _half(name: str, source: str, half: int, weights: MergedWeights) -> PlannedTensor:
-    """Gates or ups of all experts, which are rows of one matrix."""
-    n_experts, rows, inputs = weights.shape(source)
-
-    def read() -> Tensor:
-        return weights.tensor(source).chunk(2, dim=1)[half]
-
-    return PlannedTensor(name, (n_experts, rows // 2, inputs), read)
-
-
-def _arranged(source: str, weights: MergedWeights, spec: ModelSpec, family: GgufFamily) -> Tensor:
-    weight, module = weights.tensor(source), source.rpartition(".")[0]
-    if is_paired(module, family):
-        return paired(weight, module, spec)
-    if spec.has_offset_norms and source.endswith("norm.weight"):
+def _arranged(plain: str, weight: Tensor, spec: ModelSpec, family: GgufFamily) -> Tensor:
+    module = plain.removesuffix(".weight").removesuffix(".bias")
+    if (rows := row_order(module, spec, family)) is not None:
+        weight = weight[rows]
+    if (columns := column_order(module, spec)) is not None:
+        weight = weight[:, columns]
+    if plain.endswith(".A_log"):
+        return -weight.float().exp()
+    if plain.endswith(".conv1d.weight"):
+        return weight.squeeze(1)
+    if plain.endswith(".shared_expert_gate.weight"):
+        return weight[0]
+    if spec.has_offset_norms and plain.endswith("norm.weight") and not plain.endswith("linear_attn.norm.weight"):
         return weight.float() + 1
     return weight
 
 
 def _rope_factors(spec: ModelSpec) -> Tensor:
-    """What llama3's scaling divides each frequency by."""
+    """What llama3's scaling divides each frequency by; a number that leaves nothing of those that do not rotate."""
     exponents = torch.arange(0, spec.rope.dim, 2).float() / spec.rope.dim
-    return spec.rope.theta**-exponents / Rotary.of(spec.rope).inverse_frequencies
+    factors = spec.rope.theta**-exponents / Rotary.of(spec.rope).inverse_frequencies
+    return factors.nan_to_num(posinf=1e30)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from palestra.chat.errors import ChatError
 from palestra.chat.tokenizer_files import TokenizerFiles, read_tokenizer
 from palestra.checkpoints import CheckpointError
+from palestra.checkpoints.gguf.families import GgufFamily
 from palestra.checkpoints.gguf.pre_tokenizers import KNOWN, pre_tokenizer_name
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ _UNMERGED = -1e9  # the score of pieces that no merge makes; sentencepiece merge
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unk", "sep_token": "sep", "pad_token": "pad"}
 
 
-def add_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int, *, pre_tokenizer: str | None = None) -> None:
+def add_tokenizer(
+    writer: GGUFWriter, folder: Path, vocab_size: int, family: GgufFamily, *, pre_tokenizer: str | None = None
+) -> None:
     """Raises CheckpointError where the format cannot say what the folder's tokenizer does. `pre_tokenizer`: the name of
     a way to split text, if not the tokenizer's own."""
     try:
@@ -35,7 +38,13 @@ def add_tokenizer(writer: GGUFWriter, folder: Path, vocab_size: int, *, pre_toke
     if pre_tokenizer is not None and pre_tokenizer not in KNOWN:
         raise CheckpointError(f"unknown --pre-tokenizer {pre_tokenizer!r}; known: {', '.join(KNOWN)}")
     tokens, types = _tokens(files, raw, vocab_size)
-    if raw["model"].get("byte_fallback"):
+    if raw["model"].get("byte_fallback") and family.is_gemma4:
+        _require_spaces(raw, folder)
+        writer.add_tokenizer_model("gemma4")
+        writer.add_token_list(tokens)
+        writer.add_token_merges([" ".join(pair) for pair in _merges(raw)])
+        writer.add_add_space_prefix(_has_space_prefix(files))
+    elif raw["model"].get("byte_fallback"):
         _require_spaces(raw, folder)
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")

@@ -1,31 +1,44 @@
-"""What weights are called in a GGUF file, and the order of their rows there."""
+"""What weights are called in a GGUF file."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
+from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.gguf.families import GgufFamily
-from palestra.model.loading.spec import ModelSpec
 
 if TYPE_CHECKING:
     from gguf import TensorNameMap
 
+_ENDS = {
+    "self_attn.sinks": "self_attn.sinks.weight",
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+    "experts.gate_proj_bias": "experts.gate_proj.bias",
+    "experts.up_proj_bias": "experts.up_proj.bias",
+    "experts.down_proj_bias": "experts.down_proj.bias",
+    "router.scale": "router.proj.scale",
+    "router.per_expert_scale": "experts.down_proj.scale",
+}
+"""Parameters that the format counts as weights, biases or scales."""
+_PLAIN = re.compile(r".*\.(experts\.(gate|up|gate_up|down)_proj|layer_scalar)")
 
-def tensor_names(family: GgufFamily, n_layers: int) -> TensorNameMap:
-    import gguf
 
-    by_name = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-    return gguf.get_tensor_name_map(by_name[family.architecture], n_layers)
+class WeightNames:
+    """Names of a file for those of a Hugging Face folder."""
 
+    def __init__(self, family: GgufFamily, n_layers: int) -> None:
+        import gguf
 
-def is_paired(module: str, family: GgufFamily) -> bool:
-    """Whether the module's rows are in another order in the file."""
-    return family.has_pairs and module.endswith(("q_proj", "k_proj"))
+        by_name = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+        self._names: TensorNameMap = gguf.get_tensor_name_map(by_name[family.architecture], n_layers)
+        self._architecture = family.architecture
 
-
-def paired(rows: Tensor, module: str, spec: ModelSpec) -> Tensor:
-    """Rows of queries or keys with the two dimensions that rotate together beside each other."""
-    n_heads = spec.n_heads if module.endswith("q_proj") else spec.n_kv_heads
-    return rows.unflatten(0, (n_heads, 2, -1)).transpose(1, 2).reshape(rows.shape)
+    def of(self, plain: str) -> str:
+        """Of a parameter, or of a module. Raises CheckpointError where the format has none."""
+        leaf = ".".join(plain.rsplit(".", 2)[1:])
+        named = plain.removesuffix(leaf) + _ENDS.get(leaf, leaf)
+        name = self._names.get_name(named, try_suffixes=(".weight", ".bias", ".scale"))
+        if name is None:
+            raise CheckpointError(f"GGUF has no name for {plain} in a model of {self._architecture}")
+        return f"{name}.weight" if _PLAIN.fullmatch(plain) else name
