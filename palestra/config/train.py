@@ -210,6 +210,10 @@ class SftCheckpointConfig(CheckpointConfig):
     are kept and no others."""
 
 
+WHOLE_SEQUENCE = ("gspo", "gmpo")
+"""Losses with one ratio for each sequence."""
+
+
 class AsyncConfig(Config):
     """Playing the next rollouts while the update runs."""
 
@@ -217,9 +221,18 @@ class AsyncConfig(Config):
     """Play while training, on weights that may be older by `max_staleness` versions."""
     max_staleness: NonNegativeInt = 1
     """Maximum difference, in weight versions, between the weights a group was started with and those it trains."""
-    in_flight: Literal["finish", "drop"] = "finish"
-    """What happens to running rollouts when new weights arrive: they finish on the old weights, or are dropped as soon
-    as they are too old."""
+    in_flight: Literal["finish", "drop", "continue"] = "finish"
+    """What happens to running rollouts when new weights arrive: they finish on the old weights, are dropped as soon as
+    they are too old, or continue with the new ones, in the middle of a turn too. Of one that continues, `max_staleness`
+    bounds each token: a step trains those that are young enough, and waits for no rollout."""
+    older_keys: Literal["recompute", "keep"] = "recompute"
+    """What happens to the keys and values that older weights have computed for a turn that continues: they are computed
+    anew, or kept, which costs nothing and makes the log-probabilities of the rest of the turn inexact."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether rollouts outlive the weights that they began with."""
+        return self.enabled and self.in_flight == "continue"
 
 
 class EpisodeRollouts(Config):
@@ -360,6 +373,8 @@ class GrpoConfig(RunConfig):
             raise ValueError(
                 "algorithm.replay_routing needs rollouts that are played in this process, not episodes or a gym"
             )
+        if self.asynchronous.continues:
+            self._check_continuing()
         if self.rollout.branch.is_on:
             self._check_branching()
         if self.rollout.oversample and (self.rollouts != "local" or self.rollout.style != "async"):
@@ -368,6 +383,25 @@ class GrpoConfig(RunConfig):
                 "episodes and agents set episodes.oversample"
             )
         return self
+
+    def _check_continuing(self) -> None:
+        if self.rollout.style == "batched":
+            raise ValueError(
+                "asynchronous.in_flight: continue needs rollouts that each go at their own speed; set "
+                "rollout.style=async"
+            )
+        if self.algorithm.loss in WHOLE_SEQUENCE:
+            raise ValueError(
+                f"algorithm.loss: {self.algorithm.loss} has one ratio for a whole sequence, and with "
+                "asynchronous.in_flight: continue several versions of the weights may have sampled it; use ppo, cispo "
+                "or sapo, whose ratios are of tokens"
+            )
+        if self.algorithm.replay_routing and self.asynchronous.older_keys == "recompute":
+            raise ValueError(
+                "algorithm.replay_routing needs the experts that each token visited when it was sampled, and computing "
+                "keys and values anew (asynchronous.older_keys: recompute) visits others; set "
+                "asynchronous.older_keys=keep, or asynchronous.in_flight=finish"
+            )
 
     def _check_branching(self) -> None:
         if self.rollouts != "local" or self.rollout.style != "async":

@@ -5,10 +5,13 @@ Owns: the life of a sample in this worker. Never touches: training, where weight
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from palestra.engine.backend import ComputeBackend, SampleStep, Weights, raise_if_broken
 from palestra.engine.queues import ModelTable, failure_of
@@ -17,6 +20,7 @@ from palestra.engine.stats import Counters
 from palestra.types import SampleResult
 from palestra.types.engine import (
     BaseModel,
+    ChangeWeights,
     EngineFailure,
     FromWorker,
     KeptSampler,
@@ -29,11 +33,13 @@ from palestra.types.engine import (
 )
 from palestra.util.round_robin import RoundRobin
 
+log = logging.getLogger(__name__)
+
 GAPS = 512
 STREAM_EVERY_S = 0.02  # tokens are told this often: a message for each would cost more than drawing it
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ActiveSample:
     sample: Sample
     weights_key: int | None
@@ -130,6 +136,31 @@ class SamplingExecutor:
             self.backend.abort(number)
             self._leave(number)
 
+    def change_weights(self, change: ChangeWeights) -> None:
+        """Those that have not begun begin with the new weights."""
+        for request_id in change.request_ids:
+            waiting = next((w for w in self._waiting.values() if request_id in w), None)
+            if waiting is not None:
+                self.add(_with_weights(waiting.pop(request_id), change.weights))
+            elif (queued := self._queued.get(request_id)) is not None:
+                self._take(queued)
+                self.add(_with_weights(queued, change.weights))
+            elif (number := self._numbers.get(request_id)) is not None:
+                self._change_running(number, change)
+
+    def _change_running(self, number: int, change: ChangeWeights) -> None:
+        running, name = self._running[number], change.weights.sampler_id
+        try:
+            weights = self.sampler_cache.get(name)
+            is_changed = self.backend.change_weights(number, weights, name, keeps_keys=change.keeps_keys)
+        except Exception as e:
+            raise_if_broken(self.backend, e)
+            log.warning("weights_not_changed request=%s sampler=%s error=%r", running.sample.request_id, name, e)
+            return
+        if is_changed:
+            self._unpin(running.weights_key)
+            running.weights_key = self._pin(weights)
+
     def abort_all(self) -> None:
         self._queued.clear()
         self._lines = RoundRobin()
@@ -208,6 +239,12 @@ class SamplingExecutor:
         self._pinned.setdefault(key, PinnedWeights(self.backend.own_bytes(weights))).samples += 1
         return key
 
+    def _unpin(self, key: int | None) -> None:
+        if key is not None:
+            self._pinned[key].samples -= 1
+            if self._pinned[key].samples == 0:
+                del self._pinned[key]
+
     def _weights(self, sample: Sample) -> Weights | None:
         match sample.weights:
             case BaseModel():
@@ -275,11 +312,7 @@ class SamplingExecutor:
         running = self._running.pop(number)
         self._streams.discard(number)
         del self._numbers[running.sample.request_id]
-        if running.weights_key is not None:
-            pinned = self._pinned[running.weights_key]
-            pinned.samples -= 1
-            if pinned.samples == 0:
-                del self._pinned[running.weights_key]
+        self._unpin(running.weights_key)
         rows = running.sample.request.num_samples
         self._add_rows(running.sample, -rows)
         return running.sample, (self._cost - running.cost_before) * rows
@@ -289,7 +322,12 @@ class SamplingExecutor:
         self._answer(sample, compute_s, failure_of(error, f"Sample request={sample.request_id}"))
 
     def _answer(self, sample: Sample, compute_s: float, outcome: SampleResult | EngineFailure) -> None:
-        self._send(Sampled(request_id=sample.request_id, outcome=outcome, compute_s=compute_s))
+        began_with = sample.weights.sampler_id if isinstance(sample.weights, KeptSampler) else ""
+        self._send(Sampled(request_id=sample.request_id, outcome=outcome, compute_s=compute_s, weights=began_with))
+
+
+def _with_weights(sample: Sample, weights: KeptSampler) -> Sample:
+    return msgspec.structs.replace(sample, weights=weights)
 
 
 def _line_of(sample: Sample) -> tuple[str, str]:

@@ -96,6 +96,9 @@ class TorchBackend(TorchTrainer):
     def submit(self, request: SampleRequest, frozen: Adapter | None) -> int:
         return self.sampler.submit(request, frozen)
 
+    def change_weights(self, number: int, frozen: Adapter, name: str, *, keeps_keys: bool) -> bool:
+        return self.sampler.change_weights(number, frozen, name, keeps_keys=keeps_keys)
+
     def abort(self, number: int) -> None:
         self.sampler.abort(number)
 

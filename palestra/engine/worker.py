@@ -31,6 +31,7 @@ from palestra.engine.uploads import FileUploads
 from palestra.types.engine import (
     AdapterPart,
     CancelSample,
+    ChangeWeights,
     DropAdapters,
     DropModel,
     DropSamplers,
@@ -236,6 +237,8 @@ class EngineWorker:
                 self.samples.add(sample)
             case CancelSample(request_id=request_id):
                 self.samples.cancel(request_id)
+            case ChangeWeights() as change:
+                self.samples.change_weights(change)
             case Stored(request_ids=request_ids):
                 self.table.stored(request_ids)
             case DropSamplers(sampler_ids=sampler_ids):

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 import tinker
 from tinker import types
 
+from palestra.rollouts.continued_samples import ContinuedSamples
 from palestra.rollouts.policy_sampler import PolicyError, SamplingError, TopScores, top_of
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.pictures import PromptPicture
+from palestra.types.sampling import VersionSegment
 from palestra.util.tinker_deprecations import ignore_deprecations
 
 ignore_deprecations()
@@ -25,8 +27,11 @@ def translated(kind: type[Exception], what: str) -> Iterator[None]:
 
 
 class TinkerSampler:
-    def __init__(self, client: tinker.SamplingClient, version: int) -> None:
-        self._client, self.version = client, version
+    def __init__(self, client: tinker.SamplingClient, version: int, continued: ContinuedSamples | None = None) -> None:
+        """`continued`: where its samples may go on with newer weights."""
+        self._client, self.version, self._continued = client, version, continued
+        if continued is not None:
+            continued.add(self.model, version)
 
     @property
     def model(self) -> str:
@@ -45,15 +50,22 @@ class TinkerSampler:
         )
         with translated(SamplingError, "sampling failed"):
             answer = await self._client.sample_async(model_input(prompt, pictures), count, params_out)
-        return [
+        sequences = [
             SampledSequence(
                 tokens=list(one.tokens),
                 logprobs=list(one.logprobs or []),
                 stop_reason=StopReason(one.stop_reason),
                 sequence_id=one.sequence_id,
+                segments=[VersionSegment(0, self.version)],
             )
             for one in answer.sequences
         ]
+        if self._continued is not None:
+            names = [one.sequence_id for one in sequences]
+            found = await self._continued.segments(self.model, self.version, names)
+            for sequence, segments in zip(sequences, found, strict=True):
+                sequence.segments = segments
+        return sequences
 
     async def base_model(self) -> str:
         """Returns the server's name of the model that these weights belong to."""

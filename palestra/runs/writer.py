@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -236,6 +237,7 @@ def _readable(rollout: Rollout) -> JsonObject:
         "tokens": rollout.response_length or int(rollout.metrics.get(SAMPLED_TOKENS, 0)),
         "prompt_tokens": len(rollout.prompt) or int(rollout.metrics.get(PROMPT_TOKENS, 0)),
         "version": rollout.oldest_version,
+        **_versions(rollout),
         "temperature": rollout.temperature,
         "seed": rollout.seed,
         "seconds": rollout.seconds,
@@ -260,6 +262,12 @@ def _forking(rollout: Rollout, whole: Rollout) -> JsonObject:
     return {"not_forked": rollout.not_forked} if rollout.not_forked else {}
 
 
+def _versions(rollout: Rollout) -> JsonObject:
+    """How many tokens each version of the weights drew, if there were several."""
+    counts = Counter(version for turn in rollout.all_turns for version in turn.versions)
+    return {"versions": sorted(counts.items())} if len(counts) > 1 else {}
+
+
 def _turn_times(rollout: Rollout) -> JsonObject:
     """The seconds of sampling and of the environment for each turn, in the order of play, if they were measured."""
     times = [[round(turn.sample_s, 4), round(turn.env_s, 4)] for turn in rollout.turns_in_order]
@@ -272,7 +280,7 @@ def _use(rollout: Rollout, trained: Mapping[str, TrainSequence] | None) -> JsonO
     if trained is None:
         return {"used": None, "advantage": None}
     rows = [trained[row.id] for row in rollout.rows if row.id in trained]
-    pairs = [pair for row in rows for pair in zip(_unscaled(row), row.mask, strict=True)]
+    pairs = [pair for row in rows for pair in zip(_unscaled(row), row.sampled, strict=True)]
     advantages = [advantage for advantage, is_sampled in pairs if is_sampled]
     if not advantages:
         return {"used": bool(rows), "advantage": None}
@@ -293,7 +301,7 @@ def _of_sampled(values: Sequence[float] | None, trained: TrainSequence | None) -
     """Those values for `tokens[1:]` that belong to sampled tokens, in their order."""
     if values is None or trained is None:
         return None
-    return [one for one, is_sampled in zip(values, trained.mask[1:], strict=True) if is_sampled]
+    return [one for one, is_sampled in zip(values, trained.sampled[1:], strict=True) if is_sampled]
 
 
 def _token_record(
@@ -318,6 +326,7 @@ def _token_record(
                 "logprobs": turn.logprobs,
                 "stop": turn.stop,
                 "version": turn.version,
+                **({"segments": turn.segments} if turn.segments else {}),
             }
             for turn in row.turns
         ],

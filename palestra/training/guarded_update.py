@@ -162,7 +162,7 @@ def _loss_of(config: GrpoConfig) -> str | CustomLoss | DivergenceLoss:
 
 def is_on_policy(row: Branch, version: int) -> bool:
     """Whether its logprobs are those of these weights."""
-    return row.temperature == 1.0 and all(turn.version == version for turn in row.turns)
+    return row.temperature == 1.0 and all(turn.version == turn.newest_version == version for turn in row.turns)
 
 
 def update_kl(sequences: Sequence[TrainSequence], after: Sequence[Sequence[float]]) -> float:

@@ -16,6 +16,7 @@ from palestra.endpoints.model_folders import SetupError, check_model, model_fold
 from palestra.endpoints.own_server import own_server
 from palestra.environments.errors import JudgeError
 from palestra.rollouts.agents.setup import check_agent
+from palestra.rollouts.continued_samples import ContinuedSamples
 from palestra.rollouts.policy_sampler import PolicyError, SamplingError, ServerUnreachable
 from palestra.rollouts.reachability import until_unreachable, wait_reachable
 from palestra.rollouts.sources import RolloutSourceError
@@ -151,7 +152,14 @@ async def open_session(
             listener.note(f"continuing after step {state.step}")
         alias = await stack.enter_async_context(RunAlias.open(url, config.alias, listener.note))
         replays = isinstance(config, GrpoConfig) and config.algorithm.replay_routing
-        policy = await stack.enter_async_context(TinkerPolicy.open(url, name, start, alias, replay_routing=replays))
+        continued = None
+        if isinstance(config, GrpoConfig) and config.asynchronous.continues:
+            keeps = config.asynchronous.older_keys == "keep"
+            opening = ContinuedSamples.open(url, listener.note, keeps_keys=keeps)
+            continued = await stack.enter_async_context(opening)
+        policy = await stack.enter_async_context(
+            TinkerPolicy.open(url, name, start, alias, replay_routing=replays, continued=continued)
+        )
         run.change_config(config)  # only now: a resume that cannot begin must not change what is saved
         trackers = stack.enter_context(reporting_the_end(open_trackers(config.trackers, run)))
         if state is not None and state.is_borrowed:

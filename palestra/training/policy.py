@@ -60,6 +60,10 @@ class Policy(Protocol):
         """Returns a sampler with the weights as they are now."""
         ...
 
+    async def go_on(self, sampler: PolicySampler) -> None:
+        """Lets samples of earlier weights that are under way go on with those of `sampler`, which was published."""
+        ...
+
     async def base(self) -> PolicySampler:
         """Returns a sampler of the model without the adapter."""
         ...

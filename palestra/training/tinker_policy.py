@@ -17,7 +17,8 @@ from tinker import types
 
 from palestra.config.api_key import api_key
 from palestra.endpoints.aliases import RunAlias
-from palestra.rollouts.policy_sampler import PolicyError
+from palestra.rollouts.continued_samples import ContinuedSamples
+from palestra.rollouts.policy_sampler import PolicyError, PolicySampler
 from palestra.rollouts.tinker_sampler import TinkerSampler, model_input, translated
 from palestra.training.custom_functions import CustomLoss
 from palestra.training.divergences import DivergenceLoss
@@ -55,9 +56,10 @@ class TinkerPolicy:
         alias: RunAlias | None,
         *,
         replay_routing: bool,
+        continued: ContinuedSamples | None = None,
     ):
         self._service, self._model, self._base_model, self._server = service, model, base_model, server
-        self._alias, self._replay_routing = alias, replay_routing
+        self._alias, self._replay_routing, self._continued = alias, replay_routing, continued
         self._selected: str | None = None
 
     @classmethod
@@ -70,14 +72,17 @@ class TinkerPolicy:
         alias: RunAlias | None = None,
         *,
         replay_routing: bool = False,
+        continued: ContinuedSamples | None = None,
     ) -> AsyncIterator[TinkerPolicy]:
         """`url`: None means hosted Tinker, or the address in TINKER_BASE_URL. `alias` is moved to each published
-        version. `replay_routing`: train with the experts that the server recorded while sampling."""
+        version. `replay_routing`: train with the experts that the server recorded while sampling. `continued`: samples
+        may go on with weights that are published later."""
         server = TinkerServer(base_url=url, api_key=api_key())
         with translated(PolicyError, f"{base_model} cannot be trained at {url or 'Tinker'}"):
             service = tinker.ServiceClient(user_metadata={"client": "palestra"}, **server)
             model = await create_model(service, base_model, start)
-        status, policy = "errored", cls(service, model, base_model, server, alias, replay_routing=replay_routing)
+        status = "errored"
+        policy = cls(service, model, base_model, server, alias, replay_routing=replay_routing, continued=continued)
         try:
             try:
                 if replay_routing:
@@ -176,7 +181,11 @@ class TinkerPolicy:
 
     async def _sampler(self, version: int) -> TinkerSampler:
         save = self._model.save_weights_and_get_sampling_client_async
-        return TinkerSampler(await save(record_stability_info=self._replay_routing), version)
+        return TinkerSampler(await save(record_stability_info=self._replay_routing), version, self._continued)
+
+    async def go_on(self, sampler: PolicySampler) -> None:
+        if self._continued is not None:
+            await self._continued.go_on(sampler.model)
 
     def select(self, address: str | None) -> None:
         """Chooses the saved state that the run ends with; None: the weights as they are at the end."""

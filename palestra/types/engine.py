@@ -127,6 +127,16 @@ class CancelSample(Struct, frozen=True, kw_only=True, tag="cancel_sample"):
     request_id: str
 
 
+class ChangeWeights(Struct, frozen=True, kw_only=True, tag="change_weights"):
+    """These samples go on with other weights. Those that have ended, or that ask for logprobs of their prompt, do
+    not."""
+
+    request_ids: list[str]
+    weights: KeptSampler
+    keeps_keys: bool
+    """Keys and values that older weights have computed stay; otherwise they are computed anew."""
+
+
 class OwnModel(Struct, frozen=True, kw_only=True, tag="own_model"):
     """Says whose a model is, before its first request: owners take turns."""
 
@@ -252,6 +262,7 @@ ToWorker = (
     | Sample
     | Welcome
     | CancelSample
+    | ChangeWeights
     | OwnModel
     | DropModel
     | DropSamplers
@@ -330,6 +341,8 @@ class Sampled(Struct, frozen=True, kw_only=True, tag="sampled"):
     request_id: str
     outcome: SampleResult | EngineFailure
     compute_s: float = 0.0
+    weights: str = ""
+    """Name of the kept sampler that it began with; empty for other weights."""
 
 
 class StreamedTokens(Struct, frozen=True, kw_only=True, array_like=True):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from palestra.types.pictures import PictureFile, PromptPicture
-from palestra.types.sampling import StopReason, TopLogprobs
+from palestra.types.sampling import StopReason, TopLogprobs, VersionSegment
 from palestra.util.json_types import JsonObject
 
 Message = JsonObject
@@ -98,7 +98,9 @@ class Turn(Struct, kw_only=True):
     """Log-probabilities of `tokens`, under the policy that drew them."""
     stop: StopReason
     version: int
-    """Version of the weights that drew them."""
+    """Version of the weights that drew them; of the first of them, if there are `segments`."""
+    segments: list[VersionSegment] = []
+    """Which versions drew which tokens, if the weights changed during the turn; otherwise empty."""
     reward: float = 0.0
     spans: list[SpanReward] = []
     """Rewards for parts of it, if something grades them (`algorithm.span_weight`)."""
@@ -108,6 +110,25 @@ class Turn(Struct, kw_only=True):
     env_s: float = 0.0
     sequence_id: str = ""
     """Name of the sampled sequence at the server, where the experts that it visited are recorded under it."""
+
+    @property
+    def versions(self) -> list[int]:
+        """The version that drew each token."""
+        versions = [self.version] * len(self.tokens)
+        for segment in self.segments:
+            versions[segment.start :] = [segment.version] * (len(self.tokens) - segment.start)
+        return versions
+
+    @property
+    def newest_version(self) -> int:
+        return self.segments[-1].version if self.segments else self.version
+
+    @property
+    def inexact_tokens(self) -> int:
+        """Number of tokens that saw keys and values of older weights than their own."""
+        ends = [*(segment.start for segment in self.segments[1:]), len(self.tokens)]
+        pairs = zip(self.segments, ends, strict=True) if self.segments else ()
+        return sum(end - segment.start for segment, end in pairs if not segment.is_exact)
 
 
 class Branch(Struct, kw_only=True):
@@ -234,6 +255,10 @@ class Rollout(Struct, kw_only=True):
     def oldest_version(self) -> int:
         return min((turn.version for turn in self.all_turns), default=0)
 
+    @property
+    def newest_version(self) -> int:
+        return max((turn.newest_version for turn in self.all_turns), default=0)
+
 
 class Group(Struct, kw_only=True):
     """Rollouts of one task, compared with each other."""
@@ -269,18 +294,25 @@ class SequenceSource(Struct, frozen=True):
     end: int
 
 
+NOT_SAMPLED = -1
+"""In place of a version, for tokens that the policy did not sample."""
+
+
 class TrainSequence(Struct, kw_only=True):
     """One row of a training batch: position i of the lists speaks about `tokens[i]`."""
 
     tokens: list[int]
     mask: list[bool]
-    """True for tokens sampled by the policy, which the loss uses."""
+    """True for tokens sampled by the policy, which the loss uses. Those that are too old are not among them."""
     logprobs: list[float]
     """What the loss compares with: the sampler's, or the trainer's own. 0 for tokens that were not sampled."""
     advantages: list[float]
     """0 for masked tokens."""
     divisor: float = 1.0
     """What the advantages were divided by, so that the loss, a sum, is a mean (`algorithm.normalize`)."""
+    versions: list[int] = []
+    """The version of the weights that drew each token; NOT_SAMPLED for tokens that were not. Empty where nobody asks
+    for versions."""
     sampler_logprobs: list[float] = []
     """The sampler's, if `logprobs` are the trainer's own and off-policy corrections compare the two; otherwise
     empty."""
@@ -293,6 +325,11 @@ class TrainSequence(Struct, kw_only=True):
     teacher_top: list[TopLogprobs] = []
     """For each sampled token, what a teacher would most likely have said in its place, if whole distributions are
     distilled."""
+
+    @property
+    def sampled(self) -> list[bool]:
+        """True for all tokens sampled by the policy, those that are too old to be trained too."""
+        return [version != NOT_SAMPLED for version in self.versions] or self.mask
 
 
 LARGEST_REWARD = 1e30  # squares and sums of such numbers stay finite, and so do the engine's float32 products

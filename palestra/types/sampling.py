@@ -121,6 +121,27 @@ class TopLogprobs(Struct, frozen=True):
     logprobs: tuple[float, ...]
 
 
+class WeightsChange(Struct, frozen=True):
+    """Where a sequence went on with other weights while it was sampled."""
+
+    start: int
+    """The first token that they drew."""
+    weights: str
+    """Their name: that of a frozen sampler."""
+    is_exact: bool = True
+    """Whether keys and values before it were computed anew, so that its log-probabilities are those of these weights
+    alone."""
+
+
+class VersionSegment(Struct, frozen=True):
+    """Tokens of a sequence that weights of one version drew: from `start` to the next segment."""
+
+    start: int
+    version: int
+    is_exact: bool = True
+    """False: some of the keys and values that they saw are those of older weights."""
+
+
 class SampledSequence(Struct, kw_only=True):
     """One sampled sequence with the log-probabilities of its tokens."""
 
@@ -135,6 +156,10 @@ class SampledSequence(Struct, kw_only=True):
     """The experts of all positions of prompt and tokens but the last, which was never an input; where asked for."""
     sequence_id: str = ""
     """Its name at a Tinker server, for clients of one."""
+    changes: list[WeightsChange] = []
+    """Empty: the weights that the request named drew all of it."""
+    segments: list[VersionSegment] = []
+    """The same with versions in place of names, for the client that knows these; the first one begins at 0."""
 
 
 class SampleResult(Struct, kw_only=True, tag="sample_result"):

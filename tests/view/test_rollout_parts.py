@@ -4,6 +4,7 @@ command that plays its task again."""
 from __future__ import annotations
 
 import asyncio
+import re
 import shlex
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,9 @@ from palestra.runs.reader import Part, RunReader
 from palestra.runs.record_files import write_records
 from palestra.runs.writer import RunFolder
 from palestra.types.rollouts import Group, Rollout, Task
+from palestra.types.sampling import VersionSegment
 from palestra.view.app import create_app
+from palestra.view.rollouts.rollout_records import complete_tokens, versions_of
 from palestra.view.runs.catalogue import Catalogue
 from tests.environments.fleet.conftest import PUT, an_env, put_call
 from tests.environments.fleet.scripted import DONE
@@ -192,3 +195,23 @@ def test_a_rollout_leads_to_its_task_and_to_the_command_with_any_checkpoint(tmp_
         assert serious_findings(page) == {}
         page.get_by_role("link", name="play it by hand").click()
         assert page.get_by_label("Task", exact=True).input_value() == PUT
+
+
+def test_the_page_and_the_strip_show_which_weights_drew_what(tmp_path, open_client):
+    segments = [VersionSegment(0, 3), VersionSegment(4, 5)]
+    rollout = make_rollout("g-0", turns=[make_turn(6, version=3, segments=segments), make_turn(2, 3, version=5)])
+    plain = make_rollout("g-1", turns=[make_turn(2, version=5)])
+    group = Group(id="g", task=Task(id="t", environment="math", prompt=[]), step=1, rollouts=[rollout, plain])
+    with RunFolder.create(tmp_path, "one", make_config()) as folder:
+        folder.write_rollouts(1, [group], [])
+    client = open_client(tmp_path)
+    weights = page_of(client).split("<dt>weights</dt>")[1].split("</dd>")[0]
+    assert re.findall(r"\d+", re.sub("<[^>]*>", "", weights)) == ["3", "4", "5", "4"]  # each with its tokens
+    assert page_of(client, "g-1").split("<dt>weights</dt>")[1].startswith("<dd>5</dd>")
+    tokens = client.get(f"{API}/tokens", params={"step": 1, "id": "g-0"}).json()
+    assert tokens["versions"] == [None] * 2 + [3] * 4 + [5] * 2 + [None] * 3 + [5] * 2
+    for damaged in ([{"start": -1, "version": 3}], [{"start": 2}], "no list"):
+        turn = {"tokens": [1, 2], "segments": damaged}
+        with pytest.raises(msgspec.ValidationError):
+            complete_tokens({"prompt": [1], "turns": [turn]})
+    assert versions_of([[1, 2], [3]]) == versions_of(None) == []

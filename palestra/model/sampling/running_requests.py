@@ -15,6 +15,7 @@ from palestra.model.sampling.prompt_logprobs import PromptScores
 from palestra.model.sampling.sequences import Sequence
 from palestra.model.sampling.token_draws import DeviceDraws, DrawRow, TokenMask
 from palestra.types import SampleRequest, SampleResult, StopReason, TopLogprobs
+from palestra.types.sampling import WeightsChange
 
 
 class TokenEvent(Struct, frozen=True, gc=False):
@@ -70,6 +71,7 @@ class RunningSequence:
     routing: Tensor | None = None
     """Experts of its positions, read when it gave back its pages; None if nobody asks, or it had none."""
     stop_reason: StopReason | None = None
+    changes: list[WeightsChange] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -80,12 +82,21 @@ class SharedWeights:
     requests: int = 0
 
 
+class PendingChange(Struct, frozen=True):
+    """Other weights for a request, from the next step on."""
+
+    request_id: int
+    weights: SharedWeights
+    name: str
+    keeps_keys: bool
+
+
 @dataclass(slots=True, eq=False)
 class RunningRequest:
     id: int
     spec: SampleRequest
     weights: SharedWeights | None
-    """A snapshot: training goes on meanwhile, this request does not notice."""
+    """A snapshot: training goes on meanwhile, and this request does not notice unless its weights are changed."""
     stop_ids: tuple[int, ...]
     scores: PromptScores | None
     samples: list[RunningSequence] = field(default_factory=list)

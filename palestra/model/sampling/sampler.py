@@ -46,6 +46,7 @@ from palestra.model.sampling.routing_cache import RoutingCache, routed_experts
 from palestra.model.sampling.running_requests import (
     Failed,
     Finished,
+    PendingChange,
     RunningRequest,
     RunningSequence,
     SharedWeights,
@@ -63,6 +64,7 @@ from palestra.model.training.head import chunk_rows, logits_of
 from palestra.model.transfers import to_device
 from palestra.model.vision.placed import BatchPictures, PictureRows, place_pictures, sequence_positions
 from palestra.types import Picture, SampledSequence, SampleRequest, SampleResult, StopReason, TopLogprobs
+from palestra.types.sampling import WeightsChange
 
 if TYPE_CHECKING:
     from palestra.model.sampling.cuda_graphs import StepGraphs
@@ -83,7 +85,7 @@ class Sampler:
     """Samples from one decoder for many requests at once, each with an adapter or the base model.
 
     Requests are taken by `submit`; each `step` draws the next token of every running sequence and returns what came.
-    A request keeps the weights that its adapter had when it was submitted.
+    A request keeps the weights that its adapter had when it was submitted, unless `change_weights` gives it others.
     """
 
     def __init__(
@@ -130,6 +132,7 @@ class Sampler:
         self._with_pictures = 0
         """How many requests have pictures."""
         self._flight: UnreadTokens | None = None
+        self._changes: list[PendingChange] = []
         self.around_layers: AroundLayers = lambda plan, tokens, adapters: nullcontext()
         """Wraps each pass through the layers, where other processes compute them too."""
 
@@ -181,6 +184,16 @@ class Sampler:
             self._flight = None  # nobody waits for its tokens any more
         return result
 
+    def change_weights(self, request_id: int, adapter: Adapter, name: str, *, keeps_keys: bool) -> bool:
+        """Lets a request go on with other weights from its next step on, and says so under `name` in its result.
+        `keeps_keys`: keys and values of the older ones stay; otherwise they are computed anew. Returns False, and
+        changes nothing, if the request is not here, has no adapter, or asks what the weights say of its prompt."""
+        request = self._requests.get(request_id)
+        if request is None or request.weights is None or request.scores is not None:
+            return False
+        self._changes.append(PendingChange(request_id, self._borrow(adapter), name, keeps_keys))
+        return True
+
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[int, int], None]) -> None:
         """Compiles kernels and records graphs, so that no request waits for it; `on_progress(done, of)`."""
@@ -195,6 +208,9 @@ class Sampler:
         """Runs the model once; with nothing to do, does nothing. Tokens come with the step after their own where the
         sampler runs ahead."""
         output = StepOutput()
+        if self._changes:
+            self._settle(output)  # what was drawn before is of the older weights
+            self._apply_changes()
         if self._compiling:
             self._begin_compiled(output)
         if self._unseen:
@@ -335,6 +351,27 @@ class Sampler:
             except Exception as e:
                 self.abort(number)
                 output.failed.append(Failed(number, DataError(str(e)) if isinstance(e, RequestTooLarge) else e))
+
+    # Other weights for requests that run
+
+    def _apply_changes(self) -> None:
+        changes, self._changes = self._changes, []
+        for change in changes:
+            request = self._requests[change.request_id]
+            old, request.weights = request.weights, change.weights
+            for sample in request.samples:
+                if sample.stop_reason is None:
+                    self._change(sample, change)
+            self._give_back(old)
+
+    def _change(self, sample: RunningSequence, change: PendingChange) -> None:
+        start, weights_id, seq = len(sample.draw.generated), change.weights.adapter.weights_id, sample.seq
+        if sample.changes and sample.changes[-1].start == start:
+            sample.changes.pop()
+        if weights_id != seq.adapter_slot:
+            version = (weights_id, sample.request.spec.cache_salt)
+            self.scheduler.change_version(seq, version, weights_id, keeps_keys=change.keeps_keys)
+        sample.changes.append(WeightsChange(start, change.name, is_exact=not seq.is_mixed))
 
     # One step
 
@@ -574,6 +611,9 @@ class Sampler:
         for sample in request.samples:
             del self._samples[sample.seq.uid]
         self._give_back(request.weights)
+        for change in [one for one in self._changes if one.request_id == request.id]:
+            self._changes.remove(change)
+            self._give_back(change.weights)
         self._with_pictures -= request.samples[0].seq.pictures is not None
         result = SampleResult(
             sequences=[
@@ -584,6 +624,7 @@ class Sampler:
                     raw_logprobs=s.raw,
                     topk_logprobs=s.top,
                     routing=None if s.routing is None else routed_experts(s.routing),
+                    changes=s.changes,
                 )
                 for s in request.samples
             ],

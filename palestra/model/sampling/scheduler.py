@@ -11,6 +11,7 @@ states: whoever was in it starts again from a snapshot.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Hashable
 from operator import attrgetter
 
 from palestra.model.sampling.kv_page_pool import PageNode, PagePool
@@ -114,7 +115,7 @@ class Scheduler:
                 continue
             seq.computed = chunk.end
             full = chunk.end // self.pages.page_size
-            if full > chunk.start // self.pages.page_size:
+            if full > chunk.start // self.pages.page_size and not seq.is_mixed:
                 self.pages.publish(seq.version, seq.tokens, seq.pages, full)
             if self.states is not None and seq.state_slot in plan.snapshots:
                 self.states.keep(plan.snapshots.pop(seq.state_slot), self.pages.node_of(seq.pages[full - 1]))
@@ -135,6 +136,7 @@ class Scheduler:
             if self.states is not None and not self.states.available:
                 self._take_over(seq, leader, [])
                 seq.compute_from, seq.computed, seq.state = None, 0, SequenceState.WAITING
+                seq.is_mixed = False
                 insort(self._waiting, seq, key=_by_arrival)
                 continue
             if self.states is not None:
@@ -173,6 +175,16 @@ class Scheduler:
             self._drop(seq)
         seq.leader = None
         seq.state = SequenceState.FINISHED
+
+    def change_version(self, seq: Sequence, version: Hashable, adapter_slot: int, *, keeps_keys: bool) -> None:
+        """Other weights compute it from the next plan on. What older ones have computed of it goes, or is kept."""
+        seq.version, seq.adapter_slot, seq.found = version, adapter_slot, None
+        if seq.state is not SequenceState.RUNNING:
+            return
+        if keeps_keys:
+            seq.is_mixed, seq.keep_at = True, ()
+        else:
+            self._put_back(seq)
 
     def _enter(self, seq: Sequence, plan: StepPlan) -> None:
         """Put as much of it into the plan as there are rows, tokens and pages for."""
@@ -229,6 +241,10 @@ class Scheduler:
 
     def _preempt(self, seq: Sequence) -> None:
         self.preemptions += 1
+        self._put_back(seq)
+
+    def _put_back(self, seq: Sequence) -> None:
+        """Among those that wait, with nothing of it computed."""
         del self._running[_place(self._running, seq)]
         self._drop(seq)
         seq.state = SequenceState.WAITING
@@ -270,6 +286,8 @@ class Scheduler:
 
     def _will_share(self, seq: Sequence) -> bool:
         """Whether others will soon find more of it: a page, or a snapshot where those are needed."""
+        if seq.is_mixed:
+            return False
         if self.states is not None:
             return any(position > seq.computed for position in seq.keep_at)
         return seq.computed // self.pages.page_size < len(seq.tokens) // self.pages.page_size
@@ -361,6 +379,7 @@ class Scheduler:
         self.pages.release_all(seq.pages)
         seq.pages = []
         seq.computed = 0
+        seq.is_mixed = False
         if self.states is not None and seq.state_slot is not None:
             self.states.release(seq.state_slot)
             seq.state_slot = None
@@ -368,6 +387,7 @@ class Scheduler:
     def _take_over(self, seq: Sequence, leader: Sequence, pages: list[int]) -> None:
         seq.pages = pages
         seq.computed = leader.computed
+        seq.is_mixed = leader.is_mixed
         seq.cached_tokens = leader.cached_tokens
         seq.has_started = leader.has_started
         seq.state = leader.state

@@ -61,6 +61,8 @@ class Sequence:
     """While it waits: where the last look into the cache ended."""
     pictures: "PlacedPictures | None" = field(default=None, repr=False)
     """Those of its prompt."""
+    is_mixed: bool = False
+    """Whether `pages` has keys and values of older weights too, so that nobody else may find them."""
 
     @property
     def cache_limit(self) -> int:

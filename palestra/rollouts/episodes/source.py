@@ -57,7 +57,7 @@ class EpisodeSource:
         try:
             missing = dict(zip(missing, await self._begin(requests), strict=True))
             for request in requests:
-                work = self._finish(request, missing, sampler.version)
+                work = self._finish(request, missing, sampler)
                 tasks.append(asyncio.create_task(work, name=missing[request.id]))
             for group in asyncio.as_completed(tasks):
                 yield await group
@@ -111,7 +111,7 @@ class EpisodeSource:
             tasks = ", ".join(group.task.id for group in groups)[:200]
             raise RolloutSourceError(f"a task cannot be sent to players ({error}); it is one of {tasks}") from error
 
-    async def _finish(self, request: GroupRequest, missing: dict[str, str], version: int) -> Group:
+    async def _finish(self, request: GroupRequest, missing: dict[str, str], sampler: PolicySampler) -> Group:
         """`missing` maps requests to the groups that are waited for."""
         played = await self._context.log.wait(missing[request.id])
         for generation in count(2):
@@ -120,7 +120,7 @@ class EpisodeSource:
             missing[request.id] = await self._begin_one(request, generation)
             played = await self._context.log.wait(missing[request.id])
         del missing[request.id]
-        return self._context.reader.group(played, request, version)
+        return self._context.reader.group(played, request, sampler.version)
 
     async def _cancel_unwanted(self) -> None:
         if not self._context.unwanted:

@@ -33,6 +33,7 @@ from palestra.rollouts.stopwatch import RolloutStopwatch
 from palestra.types import SampledSequence, SamplingParams, StopReason
 from palestra.types.pictures import PromptPicture
 from palestra.types.rollouts import Branch, Message, Rollout, RolloutStop, Turn
+from palestra.types.sampling import VersionSegment
 
 
 class PlayerContext(Struct, frozen=True):
@@ -176,12 +177,14 @@ class TokenTurnSampler:
 
     def _note(self, sequence: SampledSequence, version: int, sample_s: float) -> None:
         text = self._tokenizer.decode(sequence.tokens)
+        segments = sequence.segments or [VersionSegment(0, version)]
         turn = Turn(
             observation=self._observation,
             tokens=sequence.tokens,
             logprobs=sequence.logprobs,
             stop=sequence.stop_reason,
-            version=version,
+            version=segments[0].version,
+            segments=segments if len(segments) > 1 else [],
             text=text,
             sample_s=sample_s,
             sequence_id=sequence.sequence_id,

@@ -45,6 +45,22 @@ async def sample(request: Request, service: ServiceNow, caller: CallerNow) -> s.
     return await service.sampling.sample(caller, await decoded(sample_from_json, await read_body(request)))
 
 
+@router.post("/continue_samples")
+async def continue_samples(
+    body: s.ContinueSamplesRequest, service: ServiceNow, caller: CallerNow
+) -> s.ContinueSamplesResponse:
+    """Let samples under way go on with the weights of another sampler. An addition of ours to the Tinker API."""
+    return service.sampling.continue_samples(caller, body)
+
+
+@router.post("/sequence_weights")
+async def sequence_weights(
+    body: s.SequenceWeightsRequest, service: ServiceNow, caller: CallerNow
+) -> s.SequenceWeightsResponse:
+    """Which weights drew which tokens of samples that went on with others. An addition of ours to the Tinker API."""
+    return service.sampling.sequence_weights(caller, body)
+
+
 @router.get("/samplers/{sampler_id}", response_model_exclude_none=True)
 async def sampler(sampler_id: str, service: ServiceNow, caller: CallerNow) -> SamplerResponse:
     """Which model and weights a sampler has."""

@@ -69,6 +69,27 @@ class SamplingService:
         future = await self._samplers.sample(caller, call)
         return s.FutureResponse(request_id=future.request_id, sample_sequence_ids=future.sequence_ids)
 
+    # Other weights for samples under way
+
+    def continue_samples(self, caller: Caller, request: s.ContinueSamplesRequest) -> s.ContinueSamplesResponse:
+        to = self._lookup.sampler(caller, request.to)
+        known = [self._sampling.samplers.get(one) for one in request.sampling_session_ids if one != request.to]
+        own = [sampler for sampler in known if sampler is not None and sampler.owner == caller.owner]
+        return s.ContinueSamplesResponse(changed=self._sampling.change_weights(own, to, keeps_keys=request.keep_keys))
+
+    def sequence_weights(self, caller: Caller, request: s.SequenceWeightsRequest) -> s.SequenceWeightsResponse:
+        found = {one: self._sampling.changes.find(caller.owner, one) for one in request.sequence_ids}
+        return s.SequenceWeightsResponse(
+            sequences={
+                one: [
+                    s.WeightsChangeBody(start=c.start, sampling_session_id=c.weights, is_exact=c.is_exact)
+                    for c in changes
+                ]
+                for one, changes in found.items()
+                if changes
+            }
+        )
+
     # Many results at once
 
     async def retrieve_many(self, caller: Caller, request: s.RetrieveFuturesRequest) -> s.RetrieveFuturesResponse:

@@ -325,6 +325,40 @@ class JoinSamplingSessionResponse(WireModel):
     type: Literal["join_sampling_session"] = "join_sampling_session"
 
 
+MOST_NAMED = 1024
+
+
+class ContinueSamplesRequest(WireModel):
+    sampling_session_ids: Annotated[list[Id], Field(max_length=MOST_NAMED)]
+    """Samplers whose samples go on; those that are gone are left out."""
+    to: Id
+    """The sampler whose weights they get."""
+    keep_keys: bool = False
+    """Keep keys and values that older weights have computed, instead of computing them anew."""
+
+
+class ContinueSamplesResponse(WireModel):
+    changed: int
+    """Number of samples that go on with the new weights."""
+
+
+class SequenceWeightsRequest(WireModel):
+    sequence_ids: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=MOST_NAMED)]
+
+
+class WeightsChangeBody(WireModel):
+    start: int
+    """The first token that these weights drew."""
+    sampling_session_id: str
+    is_exact: bool
+    """False: keys and values of older weights were kept."""
+
+
+class SequenceWeightsResponse(WireModel):
+    sequences: dict[str, list[WeightsChangeBody]]
+    """Where the weights of a sequence changed; without an entry, those of its request drew all of it."""
+
+
 # Futures
 
 

@@ -4,7 +4,8 @@ For each sampled token r = p_trainer / p_sampler, both before the update. Its ad
 
     w = min(r, truncate)     truncated importance sampling (TIS); r itself if nothing is truncated
     w = 0                    r outside `token_mask` (IcePop)
-                             the geometric mean of r over the sequence outside `sequence_mask`
+                             the geometric mean of r outside `sequence_mask`: over the sequence, or over its tokens
+                             of one version of the weights if several have sampled it
                              |p_trainer - p_sampler| > `divergence`, and A moves p_trainer further away: A > 0 and
                              r > 1, or A < 0 and r < 1 (DPPO with the binary total variation)
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 
 from msgspec import Struct
 
@@ -30,7 +32,7 @@ class CorrectionSummary(Struct, frozen=True):
 
     masked_share: float
     masked_sequences_share: float
-    """Share of sequences that were masked as a whole."""
+    """Share of sequences, or of their segments of one version, that were masked as a whole."""
     truncated_share: float
     effective_sample_size: float
     """Effective sample size of the n token weights w, as a share of n: (sum w)^2 / (n sum w^2)."""
@@ -43,8 +45,8 @@ class _TokenWeights(Struct):
 
     ratios: list[float]
     weights: list[float]
-    is_masked: bool
-    """Whether the sequence is masked as a whole."""
+    masked_segments: list[bool]
+    """Whether the sequence is masked as a whole; or one for each version of the weights that sampled it."""
 
 
 def apply_corrections(sequences: Sequence[TrainSequence], config: CorrectionConfig) -> CorrectionSummary | None:
@@ -52,13 +54,14 @@ def apply_corrections(sequences: Sequence[TrainSequence], config: CorrectionConf
     found = [_correct(sequence, config) for sequence in sequences]
     ratios = [ratio for one in found for ratio in one.ratios]
     weights = [weight for one in found for weight in one.weights]
+    segments = [is_masked for one in found for is_masked in one.masked_segments]
     if not weights:
         return None
     count, squares = len(weights), math.fsum(weight * weight for weight in weights)
     limit = math.inf if config.truncate is None else config.truncate
     return CorrectionSummary(
         masked_share=weights.count(0.0) / count,
-        masked_sequences_share=sum(one.is_masked for one in found) / len(found),
+        masked_sequences_share=segments.count(True) / len(segments),
         truncated_share=sum(ratio > limit for ratio in ratios) / count,
         effective_sample_size=math.fsum(weights) ** 2 / (count * squares) if squares else 0.0,
         ratio_mean=math.fsum(ratios) / count,
@@ -70,14 +73,32 @@ def importance_ratio(log_ratio: float) -> float:
 
 
 def _correct(sequence: TrainSequence, config: CorrectionConfig) -> _TokenWeights:
+    found = _TokenWeights([], [], [])
+    for places in _segments(sequence):
+        _correct_segment(sequence, places, config, found)
+    return found
+
+
+def _segments(sequence: TrainSequence) -> list[list[int]]:
+    """The places of sampled tokens, by the version of the weights that drew them."""
     sampled = [place for place, is_sampled in enumerate(sequence.mask) if is_sampled]
-    gaps = [sequence.logprobs[place] - sequence.sampler_logprobs[place] for place in sampled]
+    if not sequence.versions:
+        return [sampled]
+    return [list(places) for _, places in groupby(sampled, key=lambda place: sequence.versions[place])] or [[]]
+
+
+def _correct_segment(
+    sequence: TrainSequence, places: Sequence[int], config: CorrectionConfig, found: _TokenWeights
+) -> None:
+    gaps = [sequence.logprobs[place] - sequence.sampler_logprobs[place] for place in places]
     # A broken model may give no number: such a token is masked, and counts as one that the trainer would never draw.
     ratios = [importance_ratio(gap) if math.isfinite(gap) else 0.0 for gap in gaps]
-    found = _TokenWeights(ratios, [], _is_sequence_masked([gap for gap in gaps if math.isfinite(gap)], config))
-    for place, gap, ratio in zip(sampled, gaps, found.ratios, strict=True):
+    is_segment_masked = _is_segment_masked([gap for gap in gaps if math.isfinite(gap)], config)
+    found.ratios += ratios
+    found.masked_segments.append(is_segment_masked)
+    for place, gap, ratio in zip(places, gaps, ratios, strict=True):
         is_masked = (
-            found.is_masked
+            is_segment_masked
             or not math.isfinite(gap)
             or (config.token_mask is not None and not config.token_mask[0] <= ratio <= config.token_mask[1])
             or (config.divergence is not None and _diverges(sequence, place, config.divergence))
@@ -85,10 +106,9 @@ def _correct(sequence: TrainSequence, config: CorrectionConfig) -> _TokenWeights
         weight = 0.0 if is_masked else ratio if config.truncate is None else min(ratio, config.truncate)
         sequence.advantages[place] = sequence.advantages[place] * weight if weight else 0.0
         found.weights.append(weight)
-    return found
 
 
-def _is_sequence_masked(gaps: Sequence[float], config: CorrectionConfig) -> bool:
+def _is_segment_masked(gaps: Sequence[float], config: CorrectionConfig) -> bool:
     if config.sequence_mask is None or not gaps:
         return False
     low, high = config.sequence_mask

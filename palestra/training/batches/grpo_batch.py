@@ -23,7 +23,16 @@ from palestra.training.batches.span_credit import add_span_credit
 from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise
 from palestra.types.pictures import whole_pictures
-from palestra.types.rollouts import Branch, Group, Rollout, RolloutStop, SequenceSource, TrainSequence, is_usable
+from palestra.types.rollouts import (
+    NOT_SAMPLED,
+    Branch,
+    Group,
+    Rollout,
+    RolloutStop,
+    SequenceSource,
+    TrainSequence,
+    is_usable,
+)
 from palestra.types.sampling import TopLogprobs
 
 
@@ -43,6 +52,8 @@ class DropReason(StrEnum):
     """After the prompt, no sampled token fits into `max_sequence_length`."""
     EMPTY = "empty"
     """Nothing was sampled."""
+    STALE = "stale"
+    """All of its tokens are older than the run allows."""
     BROKEN = "broken"
     """It has no prompt, or its logprobs are missing or not finite."""
 
@@ -60,6 +71,8 @@ class TrainingBatch(Struct, kw_only=True):
     """Mean logprob of what the environment said; None if nothing is learned from that."""
     credit: CreditSummary | None = None
     """None if turns have no advantages of their own."""
+    stale_tokens: int = 0
+    """Number of sampled tokens that are not trained because they are older than the run allows."""
 
     @property
     def sequences(self) -> list[TrainSequence]:
@@ -74,21 +87,23 @@ def build_batch(
     teacher_logprobs: Mapping[str, Sequence[float]] | None = None,
     teacher_top: Mapping[str, Sequence[TopLogprobs | None]] | None = None,
     entropy_bonus: float = 0.0,
+    oldest: int = 0,
 ) -> TrainingBatch:
     """Builds the batch. `base_logprobs` has, for each row that could be used, the logprobs of all its tokens under the
     base model (the first is 0). `own_logprobs` has the trainer's logprobs of the first `max_sequence_length` tokens;
     where present they are used instead of the sampler's, and corrections compare the two. `teacher_logprobs` are like
     `base_logprobs`, for distillation, and `teacher_top` is what teachers would most likely have said. `entropy_bonus`
-    is the coefficient of this step."""
+    is the coefficient of this step. `oldest` is the oldest version whose tokens are trained."""
     correction = config.algorithm.correction
     if config.penalty.kl and base_logprobs is None:
         raise ValueError("penalty.kl is set, so build_batch needs the base model's logprobs")
-    chosen = _choose(groups, config)
+    chosen = _choose(groups, config, oldest)
     limit = config.data.max_sequence_length
     sequences = [to_sequence(row, advantage, limit) for row, advantage in chosen.used]
     if weight := config.algorithm.span_weight:
         for sequence, (row, _) in zip(sequences, chosen.used, strict=True):
             add_span_credit(sequence, row, chosen.span_means[row.id], weight)
+    stale = sum(mask_stale(sequence, oldest) for sequence in sequences)
     for sequence in sequences:
         found = (own_logprobs or {}).get(sequence.rollout)
         if found is None and correction.is_on:
@@ -122,12 +137,13 @@ def build_batch(
         correction=summary,
         observation_logprob=observed,
         credit=summarise(chosen.credits),
+        stale_tokens=stale,
     )
 
 
-def trainable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
+def trainable_rows(groups: Sequence[Group], config: GrpoConfig, oldest: int = 0) -> list[Branch]:
     """Returns the rows that `build_batch` will use, for which the base model's logprobs are worth computing."""
-    return [row for row, _ in _choose(groups, config).used]
+    return [row for row, _ in _choose(groups, config, oldest).used]
 
 
 def scorable_rows(groups: Sequence[Group], config: GrpoConfig) -> list[Branch]:
@@ -143,6 +159,7 @@ def to_sequence(row: Branch, advantage: float | Sequence[float], limit: int) -> 
     by_turn = [advantage] * len(row.turns) if isinstance(advantage, int | float) else advantage
     tokens, mask = list(row.prompt), [False] * len(row.prompt)
     logprobs, of_tokens = [0.0] * len(row.prompt), [0.0] * len(row.prompt)
+    versions = [NOT_SAMPLED] * len(row.prompt)
     sources: list[SequenceSource] = []
     for turn, own in zip(row.turns, by_turn, strict=True):
         tokens += turn.observation + turn.tokens
@@ -150,6 +167,7 @@ def to_sequence(row: Branch, advantage: float | Sequence[float], limit: int) -> 
         mask += [False] * len(turn.observation) + [True] * len(turn.tokens)
         logprobs += [0.0] * len(turn.observation) + turn.logprobs
         of_tokens += [0.0] * len(turn.observation) + [own] * len(turn.tokens)
+        versions += [NOT_SAMPLED] * len(turn.observation) + turn.versions
     limit, pictures = whole_pictures(row.pictures, limit)
     return TrainSequence(
         tokens=tokens[:limit],
@@ -157,9 +175,23 @@ def to_sequence(row: Branch, advantage: float | Sequence[float], limit: int) -> 
         mask=mask[:limit],
         logprobs=logprobs[:limit],
         advantages=of_tokens[:limit],
+        versions=versions[:limit],
         rollout=row.id,
         sources=sources if all(source.sequence_id for source in sources) else [],
     )
+
+
+def mask_stale(sequence: TrainSequence, oldest: int) -> int:
+    """Takes tokens of versions before `oldest` out of the loss, and returns how many there were: to the rest of the
+    row they are context."""
+    stale = [
+        place
+        for place, (sampled, version) in enumerate(zip(sequence.mask, sequence.versions, strict=True))
+        if sampled and version < oldest
+    ]
+    for place in stale:
+        sequence.mask[place], sequence.advantages[place] = False, 0.0
+    return len(stale)
 
 
 def split(sequences: Sequence[TrainSequence], parts: int, salt: str) -> list[list[TrainSequence]]:
@@ -204,6 +236,8 @@ class Played(Struct):
 class _Choice(Struct):
     salt: str
     """Seeds what is random about this batch."""
+    oldest: int
+    """The oldest version of the weights whose tokens are trained."""
     used: list[tuple[Branch, float | list[float]]] = []
     """Rows with an advantage for all turns, or for each."""
     span_means: dict[str, float] = {}
@@ -223,9 +257,9 @@ def _by_id(groups: Sequence[Group]) -> list[Rollout]:
     ]
 
 
-def _choose(groups: Sequence[Group], config: GrpoConfig) -> _Choice:
+def _choose(groups: Sequence[Group], config: GrpoConfig, oldest: int) -> _Choice:
     ordered = _in_order(groups)
-    chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}")
+    chosen = _Choice(f"{config.seed}/{'/'.join(group.id for group in ordered)}", oldest)
     for group, rewards, advantages, turns, tree, spans in compare(ordered, config, chosen.salt):
         if turns is not None:
             chosen.credits.append(turns)
@@ -285,7 +319,7 @@ def _add_fork(chosen: _Choice, fork: Rollout, tree: TreeCredit | None, config: G
 def _add_rows(
     chosen: _Choice, rollout: Rollout, advantage_of: Callable[[Branch], float | list[float]], config: GrpoConfig
 ) -> None:
-    reasons = [(row, _why_no_row(row, config)) for row in rollout.rows]
+    reasons = [(row, _why_no_row(row, config, chosen.oldest)) for row in rollout.rows]
     chosen.used += [(row, advantage_of(row)) for row, reason in reasons if reason is None]
     if all(reason is not None for _, reason in reasons):
         chosen.dropped[reasons[0][1] or DropReason.EMPTY] += 1
@@ -307,13 +341,15 @@ def _is_masked(rollout: Rollout, config: GrpoConfig) -> bool:
     return ending is not RolloutStop.LENGTH and config.rollout.endings.worth(ending) == "mask"
 
 
-def _why_no_row(row: Branch, config: GrpoConfig) -> DropReason | None:
+def _why_no_row(row: Branch, config: GrpoConfig, oldest: int = 0) -> DropReason | None:
     if row.is_cut and config.rollout.endings.length == "mask":
         return DropReason.OVERLONG
     if not row.response_length:
         return DropReason.EMPTY
     if not row.prompt or not all(_has_logprobs(turn.tokens, turn.logprobs) for turn in row.turns):
         return DropReason.BROKEN
+    if all(turn.newest_version < oldest for turn in row.turns if turn.tokens):
+        return DropReason.STALE
     before = len(row.prompt)
     for turn in row.turns:
         before += len(turn.observation)

@@ -22,7 +22,7 @@ def add_observation_loss(
     for sequence, start in zip(sequences, prompts, strict=True):
         own = own_logprobs[sequence.rollout]
         seen = {place for one in sequence.pictures for place in range(one.start, one.end)}
-        places = [place for place in range(start, len(sequence.tokens)) if not sequence.mask[place]]
+        places = [place for place, sampled in enumerate(sequence.sampled) if place >= start and not sampled]
         places = [place for place in places if place not in seen]
         for place in places:
             sequence.logprobs[place], sequence.advantages[place] = own[place], weight

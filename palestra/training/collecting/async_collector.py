@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from msgspec import Struct
 
 from palestra.config.train import GrpoConfig
+from palestra.rollouts.following_sampler import FollowingSampler
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.sources import RolloutSource, lost_rollouts
 from palestra.runs.listener import RunListener, Stage
@@ -15,6 +17,8 @@ from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.collecting.requests import RequestMaker
 from palestra.training.collecting.sync_collector import raise_if_all_failed
 from palestra.types.rollouts import Group, GroupRequest, RolloutStop
+
+GoOn = Callable[[PolicySampler], Awaitable[None]]
 
 HOPELESS = 4
 """The run ends after this many steps' worth of groups in a row without one graded rollout."""
@@ -24,7 +28,7 @@ class StartedGroup(Struct):
     request: GroupRequest
     position: int
     version: int
-    """Version of the weights that it is played on."""
+    """Version of the weights that it is played on; where it continued, of the newest that drew some of it."""
     group: Group | None = None
 
 
@@ -32,17 +36,28 @@ class StreamingCollector:
     """Collects in the background; use as `async with`: groups are played between the calls of `collect`, too.
 
     With s = max_staleness and G groups per step, (s + 1) * G groups are in flight or ready. A step waits for groups
-    that would be too old for the next step, so that slow groups are used as well as fast ones.
+    that would be too old for the next step, so that slow groups are used as well as fast ones. Where rollouts continue
+    with new weights it waits for none: a group that was begun more than s versions ago makes room for another.
     """
 
     def __init__(
-        self, config: GrpoConfig, source: RolloutSource, requests: RequestMaker, listener: RunListener
+        self,
+        config: GrpoConfig,
+        source: RolloutSource,
+        requests: RequestMaker,
+        listener: RunListener,
+        go_on: GoOn | None = None,
     ) -> None:
+        """`go_on`, where rollouts continue with new weights: lets what is under way go on with a sampler's."""
         self._config, self._source, self._requests, self._listener = config, source, requests, listener
+        self._go_on = go_on
         self._begun: dict[int, StartedGroup] = {}
         """Groups that were begun, by position."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._sampler: PolicySampler | None = None
+        """Whose weights are the newest."""
+        self._following: FollowingSampler | None = None
+        """The same for rollouts that continue."""
         self._changed = asyncio.Event()
         self._barren: list[Group] = []
         self._failure: BaseException | None = None
@@ -64,7 +79,7 @@ class StreamingCollector:
 
     async def collect(self, step: int, sampler: PolicySampler) -> list[Group]:
         """Returns groups for a step, and in addition those that failed since the last step."""
-        self._use(sampler)
+        await self._use(sampler)
         groups_needed = self._config.rollout.groups_per_step
         refills = self._config.data.max_refills if self._config.data.zero_variance == "refill" else 0
         aside: list[Group] = []
@@ -84,9 +99,11 @@ class StreamingCollector:
             self._changed.clear()
             await self._changed.wait()
 
-    def _use(self, sampler: PolicySampler) -> None:
+    async def _use(self, sampler: PolicySampler) -> None:
         """Takes over new weights: groups that begin from now on are played on them."""
         self._sampler = sampler
+        if self._go_on is not None:
+            await self._continue_with(sampler, self._go_on)
         if self._config.asynchronous.in_flight == "drop":
             limit = self._config.asynchronous.max_staleness
             for begun in self._begun.values():
@@ -95,10 +112,17 @@ class StreamingCollector:
                     task.cancel()
         self._fill()
 
+    async def _continue_with(self, sampler: PolicySampler, go_on: GoOn) -> None:
+        if self._following is None:
+            self._following = FollowingSampler(sampler)
+        elif self._following.newest is not sampler:
+            self._following.newest = sampler
+            await go_on(sampler)
+
     def _must_wait(self) -> bool:
         """Whether the step must wait for groups that the next step could not use any more, unless the config says to
-        drop these."""
-        if self._config.asynchronous.in_flight == "drop":
+        drop these, or to continue them."""
+        if self._config.asynchronous.in_flight != "finish":
             return False
         limit = self._config.asynchronous.max_staleness
         return any(begun.group is None and self._age(begun) >= limit for begun in self._begun.values())
@@ -138,19 +162,25 @@ class StreamingCollector:
     def _fill(self) -> None:
         if (sampler := self._sampler) is None:
             return
-        room = (self._config.asynchronous.max_staleness + 1) * self._config.rollout.groups_per_step
+        limit = self._config.asynchronous.max_staleness
+        room = (limit + 1) * self._config.rollout.groups_per_step
+        if self._following is not None:
+            room += sum(begun.group is None and self._age(begun) > limit for begun in self._begun.values())
         while len(self._begun) < room:
             request = self._requests.next(sampler.version)
             self._begun[request.position] = begun = StartedGroup(request, request.position, sampler.version)
-            task = asyncio.create_task(self._play(begun, sampler), name=request.id)
+            task = asyncio.create_task(self._play(begun, self._following or sampler), name=request.id)
             self._tasks[request.position] = task
             task.add_done_callback(lambda _, position=request.position: self._tasks.pop(position, None))
 
     async def _play(self, begun: StartedGroup, sampler: PolicySampler) -> None:
         try:
             async for group in self._source.play([begun.request], sampler):
-                drawn = [rollout.oldest_version for rollout in group.rollouts if rollout.turns]
-                begun.version = min([begun.version, *drawn])  # it may have been played before a resume
+                played = [rollout for rollout in group.rollouts if rollout.turns]
+                if self._following is not None:  # what is too old in it is left out token by token
+                    begun.version = max([begun.version, *(rollout.newest_version for rollout in played)])
+                else:  # it may have been played before a resume
+                    begun.version = min([begun.version, *(rollout.oldest_version for rollout in played)])
                 begun.group = group
         except asyncio.CancelledError:
             begun.group = stale_group(begun.request)

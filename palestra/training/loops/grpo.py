@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from copy import deepcopy
 from typing import Protocol
@@ -54,6 +54,8 @@ class GrpoParts(Struct):
     """Keeps played groups until they are in a checkpoint."""
     teachers: Teachers | None = None
     """Those who score the rollouts of a distillation."""
+    publish: Callable[[PolicySampler], Awaitable[None]] | None = None
+    """Lets players elsewhere sample from new weights; None if all play in this process."""
     reporters: Sequence[Callable[[], dict[str, float]]] = ()
     """Functions that return metrics of what happened since their last call."""
 
@@ -93,20 +95,31 @@ class GrpoLoop:
         source, requests = self._parts.source, self._parts.requests
         if not self._config.asynchronous.enabled:
             return Collector(self._config, source, requests, self._listener)
-        return await stack.enter_async_context(StreamingCollector(self._config, source, requests, self._listener))
+        go_on = self._go_on if self._config.asynchronous.continues else None
+        collector = StreamingCollector(self._config, source, requests, self._listener, go_on)
+        return await stack.enter_async_context(collector)
+
+    async def _go_on(self, sampler: PolicySampler) -> None:
+        """Lets rollouts under way go on with new weights: their later turns, then the turns that are being sampled."""
+        if self._parts.publish is not None:
+            await self._parts.publish(sampler)
+        await self._policy.go_on(sampler)
 
     async def _step(self, collector: GroupCollector, sampler: PolicySampler) -> PolicySampler:
         version, clock = self._state.step, StageClock(self._listener)
         with clock.of(Stage.COLLECT):
             groups = await self._collect(collector, sampler)
         with clock.of(Stage.SCORE):
-            rows = trainable_rows(groups, self._config)
+            oldest = oldest_trained(self._config, version)
+            rows = trainable_rows(groups, self._config, oldest)
             base_logprobs = await self._score(rows)
             taught = await self._score_by_teachers(groups, rows, sampler)
             own_logprobs = await self._own_logprobs(rows)
             bonus = entropy_bonus(self._config.algorithm.entropy, self._state)
             batch = build_batch(
-                groups, self._config, base_logprobs, own_logprobs, taught.logprobs, taught.top, entropy_bonus=bonus
+                *(groups, self._config, base_logprobs, own_logprobs, taught.logprobs, taught.top),
+                entropy_bonus=bonus,
+                oldest=oldest,
             )
         with clock.of(Stage.UPDATE):
             adam = adam_at(self._config.optimizer, version - self._state.kept_steps, self._config.steps)
@@ -276,6 +289,12 @@ class GrpoLoop:
     def _is_due(self, every: int) -> bool:
         done = self._state.step
         return done == self._config.steps or (every > 0 and done % every == 0)
+
+
+def oldest_trained(config: GrpoConfig, version: int) -> int:
+    """Returns the oldest version whose tokens are trained into the weights of this one. Where rollouts do not continue
+    with new weights, the collector leaves out whole groups."""
+    return max(0, version - config.asynchronous.max_staleness) if config.asynchronous.continues else 0
 
 
 def unrounded(sampler: Sequence[float], trainer: Sequence[float], mask: Sequence[bool]) -> list[float]:

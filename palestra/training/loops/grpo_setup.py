@@ -82,6 +82,7 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
                 environments.aggregate,
                 ledger,
                 teachers,
+                sources.episodes.publish if sources.episodes else None,
                 reporters,
             )
             return await GrpoLoop(config, session, parts).run()

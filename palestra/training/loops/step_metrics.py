@@ -54,6 +54,7 @@ def step_metrics(
         **environment_metrics(groups, aggregate),
         **label_metrics(groups, "env", "reward", reward_of),
         **staleness_metrics(rollouts, version),
+        **(segment_metrics(rollouts, batch, version) if config.asynchronous.continues else {}),
         **batch_metrics(batch),
         **correction_metrics(batch),
         **credit_metrics(batch),
@@ -123,6 +124,26 @@ def rollout_metrics(groups: Sequence[Group], config: GrpoConfig) -> Metrics:
 def staleness_metrics(rollouts: Sequence[Rollout], version: int) -> Metrics:
     ages = [version - rollout.oldest_version for rollout in rollouts if rollout.turns and not rollout.has_failed]
     return {"staleness/mean": average(ages), "staleness/max": float(max(ages))} if ages else {}
+
+
+def segment_metrics(rollouts: Sequence[Rollout], batch: TrainingBatch, version: int) -> Metrics:
+    """Computed over all sampled tokens of rollouts that may outlive their weights."""
+    turns = [turn for rollout in rollouts if not rollout.has_failed for turn in rollout.all_turns]
+    played = [rollout for rollout in rollouts if rollout.turns and not rollout.has_failed]
+    ages = [version - drawn for turn in turns for drawn in turn.versions]
+    if not ages:
+        return {}
+    return {
+        "staleness/token_mean": average(ages),
+        "segments/continued_share": sum(one.newest_version > one.oldest_version for one in played) / len(played),
+        "segments/max": float(max(_n_versions(rollout) for rollout in played)),
+        "segments/inexact_share": sum(turn.inexact_tokens for turn in turns) / len(ages),
+        "batch/stale_tokens": float(batch.stale_tokens),
+    }
+
+
+def _n_versions(rollout: Rollout) -> int:
+    return len({version for turn in rollout.all_turns for version in turn.versions})
 
 
 def batch_metrics(batch: TrainingBatch) -> Metrics:

@@ -63,6 +63,8 @@ class TokenColumns(Struct, frozen=True):
     """0: of the prompt, 1: an observation, 2: sampled."""
     turns: list[int]
     """The turn of each token; 0 for the prompt."""
+    versions: list[int | None]
+    """The version of the weights that drew each token; None for tokens that were not sampled."""
     logprobs: list[float | None]
     trainer_logprobs: list[float | None]
     advantages: list[float | None]
@@ -116,6 +118,7 @@ def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> Toke
         texts=[safe_text(cell.text) for cell in cells],
         origins=[ORIGINS.index(cell.origin) for cell in cells],
         turns=_turns(record),
+        versions=_versions(record),
         logprobs=[cell.logprob for cell in cells],
         trainer_logprobs=[cell.trainer_logprob for cell in cells],
         advantages=[cell.advantage for cell in cells],
@@ -162,6 +165,16 @@ def _token_rows(run: RunReader, part: Part, step: int, record: JsonObject) -> li
 def _turns(record: JsonObject) -> list[int]:
     lengths = [len(record["prompt"]), *(len(turn["observation"]) + len(turn["tokens"]) for turn in record["turns"])]
     return [number for number, length in enumerate(lengths) for _ in range(length)]
+
+
+def _versions(record: JsonObject) -> list[int | None]:
+    found: list[int | None] = [None] * len(record["prompt"])
+    for turn in record["turns"]:
+        drawn = [turn["version"]] * len(turn["tokens"])
+        for segment in turn["segments"]:
+            drawn[segment["start"] :] = [segment["version"]] * len(drawn[segment["start"] :])
+        found += [*[None] * len(turn["observation"]), *drawn]
+    return found
 
 
 _tokenizer = lru_cache(maxsize=8)(load_tokenizer)

@@ -50,9 +50,19 @@ def complete(record: JsonObject) -> JsonObject:
         **tables,
         "level": None if level is None else str(level),
         "turn_times": turn_times(record.get("turn_times")),
+        "versions": versions_of(record.get("versions")),
         "used": used if isinstance(used, bool) else None,
         "messages": said_in(record),
     }
+
+
+def versions_of(versions: object) -> list[tuple[int, int]]:
+    """How many tokens each version of the weights drew; empty if one drew all, or it was not recorded."""
+    try:
+        pairs = msgspec.convert(versions, list[tuple[int, int]])
+    except msgspec.ValidationError:
+        return []
+    return pairs if all(is_number(one) for pair in pairs for one in pair) else []
 
 
 def turn_times(times: object) -> list[list[float]]:
@@ -79,10 +89,19 @@ def is_number(value: object) -> bool:
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
+class TokenSegment(Struct, frozen=True):
+    """Tokens of a turn, from `start` to the next segment, that one version of the weights drew."""
+
+    start: Annotated[int, Meta(ge=0)]
+    version: int
+
+
 class TurnTokens(Struct, frozen=True):
     tokens: list[TokenId]
     logprobs: list[float | None] = []
     observation: list[TokenId] = []
+    version: int | None = None
+    segments: list[TokenSegment] = []
 
 
 class RolloutTokens(Struct, frozen=True):
@@ -102,5 +121,5 @@ def complete_tokens(record: JsonObject) -> JsonObject:
     turns = []
     for turn in known.turns:
         logprobs = [*turn.logprobs, *[None] * len(turn.tokens)][: len(turn.tokens)]
-        turns.append(TurnTokens(turn.tokens, logprobs, turn.observation))
+        turns.append(msgspec.structs.replace(turn, logprobs=logprobs))
     return msgspec.to_builtins(msgspec.structs.replace(known, turns=turns))

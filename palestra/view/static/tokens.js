@@ -3,7 +3,7 @@
 // in the page, so that 32,000 tokens scroll like 300.
 
 /**
- * @typedef {{ids: number[], texts: string[], origins: number[], turns: number[], logprobs: (number | null)[],
+ * @typedef {{ids: number[], texts: string[], origins: number[], turns: number[], versions: (number | null)[], logprobs: (number | null)[],
  *   trainer_logprobs: (number | null)[], advantages: (number | null)[], advantage_divisor: number | null, entropies: (number | null)[],
  *   has_texts: boolean}} Tokens
  * @typedef {{token: number, text: string}} Piece
@@ -73,6 +73,23 @@ function numberText(value) {
   return value === null || value === undefined ? "–" : String(Number(value.toPrecision(4)));
 }
 
+/**
+ * The sampled tokens that other weights drew than the sampled token before them.
+ * @param {(number | null)[]} versions
+ */
+export function seamsOf(versions) {
+  /** @type {Set<number>} */
+  const seams = new Set();
+  /** @type {number | null} */
+  let last = null;
+  versions.forEach((version, token) => {
+    if (version === null) return;
+    if (last !== null && version !== last) seams.add(token);
+    last = version;
+  });
+  return seams;
+}
+
 class TokenStrip {
   /** @param {HTMLElement} section */
   constructor(section) {
@@ -91,6 +108,8 @@ class TokenStrip {
     this.tokens = null;
     /** @type {Piece[][]} */
     this.rows = [];
+    /** @type {Set<number>} */
+    this.seams = new Set();
     this.largest = 0;
     this.chosen = -1;
     this.columns = 0;
@@ -120,6 +139,7 @@ class TokenStrip {
       return;
     }
     this.tokens = /** @type {Tokens} */ (await answer.json());
+    this.seams = seamsOf(this.tokens.versions);
     this.largest = 0;
     for (const value of this.tokens.advantages) this.largest = Math.max(this.largest, Math.abs(value ?? 0));
     this.offer("gap", this.tokens.trainer_logprobs, "This run did not keep the trainer's log-probabilities");
@@ -214,6 +234,7 @@ class TokenStrip {
         span.dataset.token = String(token);
         span.className = this.kind(token);
         if (token === this.chosen) span.classList.add("chosen");
+        if (this.seams.has(token)) span.classList.add("seam");
         line.append(span);
       }
       spans += row.length;
@@ -274,6 +295,7 @@ class TokenStrip {
       id: String(tokens.ids[token]),
       place: `${token} of ${tokens.ids.length}`,
       origin: `${ORIGINS[tokens.origins[token]]}${tokens.turns[token] ? `, turn ${tokens.turns[token]}` : ""}`,
+      ...(this.seams.size && tokens.versions[token] !== null ? { weights: String(tokens.versions[token]) } : {}),
       sampler: logprob === null ? "–" : `${numberText(logprob)} (${numberText(100 * Math.exp(logprob))} %)`,
       trainer: numberText(trainer),
       gap: trainer === null || logprob === null ? "–" : numberText(trainer - logprob),

@@ -25,6 +25,7 @@ from palestra.server.core.paths import SampleRequestId, TinkerPath
 from palestra.server.core.samples.messages import SampleMessages
 from palestra.server.core.samples.polling import CLONE_STRIDE, Completions, NumberBlock, block_name
 from palestra.server.core.samples.runners import SampleRunner
+from palestra.server.core.samples.weights_changes import WeightsChanges, changes_of, with_weights
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.server.core.training.requests import outcome_name
 from palestra.server.core.training.routing_records import RoutingRecords
@@ -34,6 +35,7 @@ from palestra.types import SampleRequest, SampleResult
 from palestra.types.engine import (
     BaseModel,
     Blame,
+    ChangeWeights,
     DropSamplers,
     EngineFailure,
     KeptSampler,
@@ -118,6 +120,7 @@ class SamplingRequests:
         self.runners: dict[WorkerSupervisor, SampleRunner] = {}
         """The runner of each base model. They report to this object, so `services` adds them when it exists."""
         self.routing = RoutingRecords(max_routing_bytes)
+        self.changes = WeightsChanges()
         self._deaths: dict[str, int] = {}
         self._messages = SampleMessages()
 
@@ -204,7 +207,28 @@ class SamplingRequests:
                 scope = (future.owner, sampler.worker.name)
                 self.routing.keep(scope, future.sequence_ids, message.outcome.sequences)
                 frame = encode_message(message)
+            self.changes.keep(future.owner, future.sequence_ids, changes_of(message, future.sampler_id))
         self._done(future, frame, is_failed=isinstance(message.outcome, EngineFailure))
+
+    def change_weights(self, samplers: Iterable[SamplingSession], to: SamplingSession, *, keeps_keys: bool) -> int:
+        """Lets samples of these samplers that wait or run go on with the weights of another one. Returns how many may
+        do so: those of replicas end on the weights that they began with."""
+        runner, weights = self.runners[to.worker], to.weights
+        if not isinstance(weights, KeptSampler) or not runner.changes_weights:
+            return 0
+        sent: list[str] = []
+        changed = 0
+        for future in [one for sampler in samplers if sampler.worker is to.worker for one in sampler.futures.values()]:
+            if future.message is None or future.request_id not in self.pending:
+                continue
+            message = with_weights(future.message, weights, self._messages)
+            changed += message is not future.message
+            if future.is_sent and message is not future.message:
+                sent.append(future.request_id)
+            future.message = message
+        if sent:
+            runner.change_weights(ChangeWeights(request_ids=sent, weights=weights, keeps_keys=keeps_keys))
+        return changed
 
     def cancel(self, future: SampleFuture) -> None:
         if self._take(future.request_id) is not None:

@@ -10,7 +10,15 @@ from collections.abc import Callable
 
 from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.types import LoraConfig, SampleRequest
-from palestra.types.engine import CancelSample, DropSamplers, KeepSampler, Operation, SampleWeights, Stats
+from palestra.types.engine import (
+    CancelSample,
+    ChangeWeights,
+    DropSamplers,
+    KeepSampler,
+    Operation,
+    SampleWeights,
+    Stats,
+)
 
 
 class SampleRunner(ABC):
@@ -18,6 +26,8 @@ class SampleRunner(ABC):
 
     dies_with_worker = False
     """Whether its samples are lost with the worker, and sent again to the next one."""
+    changes_weights = False
+    """Whether a sample of it can go on with other weights; otherwise it ends on those that it began with."""
 
     async def start(self) -> None:
         """Called when the worker is up. Raises WorkerError if it cannot start."""
@@ -64,6 +74,10 @@ class SampleRunner(ABC):
     @abstractmethod
     def cancel(self, request_id: str) -> None: ...
 
+    def change_weights(self, change: ChangeWeights) -> None:
+        """Lets samples that it has go on with other weights, if `changes_weights`."""
+        raise NotImplementedError
+
     @abstractmethod
     def keeping(self, sampler_id: str) -> Operation:
         """Returns the operation by which the worker freezes a model's weights for it."""
@@ -81,6 +95,7 @@ class WorkerRunner(SampleRunner):
     """The worker that trains also samples, in turns."""
 
     dies_with_worker = True
+    changes_weights = True
 
     def __init__(self, worker: WorkerSupervisor, is_held: Callable[[WorkerSupervisor], bool]):
         self._worker, self._is_held = worker, is_held
@@ -107,6 +122,9 @@ class WorkerRunner(SampleRunner):
 
     def cancel(self, request_id: str) -> None:
         self._worker.link.send(CancelSample(request_id=request_id))
+
+    def change_weights(self, change: ChangeWeights) -> None:
+        self._worker.link.send(change)
 
     def keeping(self, sampler_id: str) -> Operation:
         return KeepSampler(sampler_id=sampler_id)

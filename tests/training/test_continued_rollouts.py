@@ -1,0 +1,172 @@
+"""Rollouts that go on when weights change: each token is of the weights that drew it, and is trained by its own age."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from palestra.environments import BaseTextEnv
+from palestra.rollouts.continued_samples import ContinuedSamples
+from palestra.runs.listener import Silence
+from palestra.training.batches.grpo_batch import DropReason, build_batch
+from palestra.training.policy import PolicyStart
+from palestra.training.tinker_policy import TinkerPolicy
+from palestra.types import AdamParams, SampledSequence, SamplingParams
+from palestra.types.rollouts import TrainSequence
+from palestra.types.sampling import VersionSegment
+from tests.training.records import group_of, make_config, make_rollout, make_turn
+from tests.training.trainers import FEW
+
+EQUAL = 1e-4  # float32, summed in another order
+PROMPT = list(range(300, 330))
+LONG = SamplingParams(max_tokens=400, seed=5, stop_token_ids=())
+
+
+async def moved(policy: TinkerPolicy) -> None:
+    tokens = list(range(400, 440))
+    sequence = TrainSequence(tokens=tokens, mask=[True] * 40, logprobs=[0.0] * 40, advantages=[0.01] * 40)
+    await policy.update([sequence], "cross_entropy", {}, AdamParams(learning_rate=5e-3))
+
+
+async def sampled_over_an_update(url: str, keys: bool) -> tuple[list[SampledSequence], list[list[list[float]]]]:
+    """Samples that an update overtakes, and the logprobs of each under the version before and the one after."""
+    async with (
+        ContinuedSamples.open(url, pytest.fail, keeps_keys=keys) as continued,
+        TinkerPolicy.open(url, "ephebe", PolicyStart(rank=4, seed=1), continued=continued) as policy,
+    ):
+        old = await policy.publish(7)
+        sampling = asyncio.create_task(old.sample(PROMPT, LONG, 2))
+        short = await old.sample(PROMPT, SamplingParams(max_tokens=20, seed=1, stop_token_ids=()))
+        assert short[0].segments == [VersionSegment(0, 7)]
+        await moved(policy)
+        new = await policy.publish(8)
+        await policy.go_on(new)
+        sequences = await sampling
+        rows = [PROMPT + sequence.tokens for sequence in sequences]
+        return sequences, [[(await one.score(row))[len(PROMPT) :] for one in (old, new)] for row in rows]
+
+
+@pytest.mark.parametrize("keeps_keys", [False, True], ids=["recompute", "keep"])
+def test_a_sample_goes_on_with_new_weights(ephebe_url, keeps_keys):
+    sequences, scored = asyncio.run(sampled_over_an_update(ephebe_url, keeps_keys))
+    for sequence, (before, after) in zip(sequences, scored, strict=True):
+        first, second = sequence.segments
+        assert (first, second.version, second.is_exact) == (VersionSegment(0, 7), 8, not keeps_keys)
+        assert 0 < second.start < len(sequence.tokens) == 400
+        gaps = np.abs(np.array([before, after]) - sequence.logprobs)
+        assert gaps[0, : second.start].max() < EQUAL
+        assert gaps[0, second.start :].max() > 0.01  # the versions differ
+        assert (gaps[1, second.start :].max() < EQUAL) is not keeps_keys
+
+
+class Tortoise(BaseTextEnv):
+    """Two turns; the first rollout that is there is answered between them only when some steps are over."""
+
+    max_turns = 2
+    steps_over = 0
+    slow: Tortoise | None = None
+
+    @staticmethod
+    def tasks(split: str) -> list[dict[str, Any]]:
+        return [{"id": str(number), "prompt": f"Say {number}."} for number in range(40)]
+
+    async def step_async(self, action: str) -> dict[str, Any]:
+        self.turns += 1
+        Tortoise.slow = Tortoise.slow or self
+        while Tortoise.slow is self and Tortoise.steps_over < 3:  # noqa: ASYNC110 - steps tell no environment
+            await asyncio.sleep(0.01)
+        observations = [] if self.turns == 2 else [{"role": "user", "content": "Again."}]
+        reward = float(len(action) % 2)
+        return {"observations": observations, "reward": reward, "done": self.turns == 2, "metadata": {}}
+
+
+class Steps(Silence):
+    def step(self, step: int, metrics: dict[str, float]) -> None:
+        Tortoise.steps_over = step
+
+
+def test_a_slow_rollout_goes_on_with_newer_weights_and_holds_up_no_step(run_training):
+    Tortoise.steps_over, Tortoise.slow = 0, None
+    run = run_training(
+        "slow",
+        Steps(),
+        environments=[{"name": f"{__name__}:Tortoise"}],
+        rollout={**FEW, "max_tokens": 24, "endings": {"length": "grade"}},
+        data={"zero_variance": "keep"},
+        steps=6,
+        asynchronous={"enabled": True, "max_staleness": 1, "in_flight": "continue"},
+    )
+    rows = run.read_metrics()
+    records = {one["id"]: one for step in range(1, 7) for one in run.read_rollouts(step)}
+    tokens = {one["id"]: one for step in range(1, 7) for one in run.read_tokens(step)}
+    (slow,) = [one for one in records.values() if len(dict(one.get("versions", []))) > 1 and one["version"] == 0]
+    (old, of_old), (new, of_new) = slow["versions"]
+    assert (old, new >= 3) == (0, True)
+    first, second = tokens[slow["id"]]["turns"]
+    assert (len(first["tokens"]), len(second["tokens"])) == (of_old, of_new)
+    # A step is of one version less than its number: the first turn was too old by then, the second was not.
+    advantages = tokens[slow["id"]]["advantages"]
+    assert len(tokens[slow["id"]]["trainer_logprobs"]) == of_old + of_new
+    assert not any(advantages[: -of_new - 1])
+    assert sum(row["batch/stale_tokens"] for row in rows) >= of_old
+    assert max(row["segments/max"] for row in rows) == 2
+    assert max(row["segments/continued_share"] for row in rows) > 0
+    assert {row["segments/inexact_share"] for row in rows} == {0}
+    positions = [one.rpartition("-")[0] for one in records]
+    assert set(map(positions.count, positions)) == {4}  # every group was used once
+
+
+def of_versions(*versions: int, tokens: int = 4) -> list[VersionSegment]:
+    return [VersionSegment(tokens * place, version) for place, version in enumerate(versions)]
+
+
+def test_tokens_that_are_too_old_are_context_to_the_rest():
+    config = make_config(asynchronous={"enabled": True, "in_flight": "continue", "max_staleness": 1})
+    mixed = make_turn(12, version=3, segments=of_versions(3, 4, 6))
+    old = make_turn(5, version=3)
+    rollouts = [
+        make_rollout("g-0", 1.0, [mixed, make_turn(2, 3, version=6)]),
+        make_rollout("g-1", 0.0, [old]),
+        make_rollout("g-2", 0.0, [make_turn(4, version=5)]),
+    ]
+    batch = build_batch([group_of("g", rollouts)], config, oldest=5)
+    assert batch.dropped == {DropReason.STALE: 1}
+    assert batch.stale_tokens == 8
+    first, second = sorted(batch.sequences, key=lambda one: one.rollout)
+    assert first.mask == [False] * 10 + [True] * 4 + [False] * 3 + [True] * 2
+    assert [bool(one) for one in first.advantages] == first.mask
+    assert first.sampled == [False] * 2 + [True] * 12 + [False] * 3 + [True] * 2
+    assert second.mask == [False] * 2 + [True] * 4
+    # The reward of what is too old still counts in the baseline: 1 - 1/3.
+    assert first.advantages[-1] * first.divisor == pytest.approx(2 / 3)
+
+
+def test_a_mask_of_whole_sequences_is_one_of_segments():
+    correction = {"sequence_mask": [0.5, 2.0]}
+    config = make_config(algorithm={"correction": correction})
+    rollouts = [
+        make_rollout("g-0", 1.0, [make_turn(8, version=3, segments=of_versions(3, 4))]),
+        make_rollout("g-1", 0.0, [make_turn(8, version=4)]),
+    ]
+    far = {"g-0": [0.0] * 2 + [-3.5] * 4 + [-0.4] * 4, "g-1": [0.0] * 2 + [-0.5] * 8}
+    batch = build_batch([group_of("g", rollouts)], config, own_logprobs=far)
+    first = next(one for one in batch.sequences if one.rollout == "g-0")
+    assert [bool(one) for one in first.advantages] == [False] * 6 + [True] * 4
+    assert batch.correction is not None
+    assert batch.correction.masked_sequences_share == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"rollout": {"style": "batched"}}, "rollout.style=async"),
+        ({"algorithm": {"loss": "gspo"}}, "use ppo, cispo or sapo"),
+        ({"algorithm": {"replay_routing": True}}, "asynchronous.older_keys=keep"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(settings, problem):
+    with pytest.raises(ValueError, match=problem):
+        make_config(asynchronous={"enabled": True, "in_flight": "continue"}, **settings)
