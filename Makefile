@@ -234,7 +234,7 @@ VLLM_TORCH_PIP := $(VLLM_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
 	@$(VLLM_PIP) --requirement .venv-vllm/needs.txt
 	@touch $@
 
-vllm: .venv-vllm/.ready ## vLLM's CPU build in .venv-vllm, to sample with (docs/vllm.md)
+vllm: .venv-vllm/.ready ## vLLM's CPU build in .venv-vllm, to sample with (docs/distributed.md)
 
 # Built from source, for any x86 machine of the last ten years, without pictures: ten minutes on two cores.
 LLAMA_CPP := 0.3.36

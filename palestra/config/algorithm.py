@@ -77,7 +77,7 @@ class AlgorithmConfig(Config):
     advantage: AdvantageKind | FunctionName = AdvantageKind.MEAN_BASELINE
     """How a rollout is compared with others: grpo divides by the group's standard deviation, mean_baseline does not,
     leave_one_out compares with the others' mean, dr_grpo also divides the loss by a constant length; batch_std,
-    reinforce++, maxrl, pass_at_k and gdpo: docs/training.md has formulas. Or a function of one's own,
+    reinforce++, maxrl, pass_at_k and gdpo: docs/grpo.md has formulas. Or a function of one's own,
     `package.module:function`."""
     pass_k: PositiveInt = 4
     """pass_at_k: of how many rollouts the best counts; 1 is leave_one_out."""

@@ -13,7 +13,7 @@ TurnNumber = Annotated[int, Field(ge=2)]
 
 class BranchConfig(Config):
     """Forks of a rollout: from the state before a turn it is played on in other ways, on a copy of the world, so that
-    every turn gets an advantage of its own. See docs/training.md."""
+    every turn gets an advantage of its own. See docs/grpo.md."""
 
     at: Literal["off", "uncertain", "each_turn", "fixed"] = "off"
     """Before which turns a rollout is forked. uncertain: those of its turns in which what it said was least likely.

@@ -22,7 +22,7 @@ RatioBounds = Annotated[tuple[NonNegativeFloat, PositiveFloat], AfterValidator(_
 class CorrectionConfig(Config):
     """Corrections for tokens to which sampler and trainer give different probabilities. If one is on, the trainer's own
     log-probabilities are computed before the update, and each token's advantage is multiplied by its ratio, the
-    trainer's probability / the sampler's, within these bounds. See docs/training.md."""
+    trainer's probability / the sampler's, within these bounds. See docs/grpo.md."""
 
     truncate: PositiveFloat | None = None
     """The largest weight of a token: its advantage is multiplied by min(ratio, this) (truncated importance sampling).

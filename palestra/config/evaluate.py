@@ -80,7 +80,7 @@ class EvaluationConfig(Config):
         if self.agent is None and any(entry.name == CODING for entry in self.environments):
             raise ValueError("coding tasks are played by an agent; name one: --agent shell (palestra agent list)")
         if self.agent is not None and not self.agent.concurrency:
-            raise ValueError("agent.concurrency is 0, and nobody else plays for an evaluation; set it to 1 or more")
+            raise ValueError("agent.concurrency is 0, and an evaluation has no other players; set it to 1 or more")
         if self.api == "anthropic" and any(is_gym(entry.name) for entry in self.environments):
             raise ValueError("the servers of a gym call models by OpenAI's API; Anthropic's cannot be evaluated by one")
         return self
@@ -101,7 +101,7 @@ def load_evaluation_config(
     defaults: JsonObject | None = None,
 ) -> EvaluationConfig:
     """`environments` are entries that are played besides those of the files, which may be configs of training runs.
-    `saved`: the config of an evaluation to continue. `defaults` hold where nobody says otherwise."""
+    `saved`: the config of an evaluation to continue. `defaults` hold for keys that are not set."""
     layers = Layers()
     layers.merge(defaults or {}, "the benchmarks")
     if saved is not None:

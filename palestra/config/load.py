@@ -84,7 +84,7 @@ class Layers:
             raise ConfigError([f"{key_text(at)} is {node!r}, so no key can be set inside it ({override.source})"])
         if rest and node.get(part) is None:
             if rest[0] == "*":
-                return []  # a list nobody wrote has no entries
+                return []  # a list that was not written has no entries
             node[part] = {}
             self.sources[(*at, part)] = override.source
         return self._spread(rest, (*at, part), override)

@@ -409,7 +409,7 @@ class EpisodesConfig(Config):
 
 class TinkerScriptConfig(Config):
     """A second port for AgentJet's clients, which look for TinkerScript at a port of its own. See
-    docs/tinkerscript.md."""
+    docs/compatibility.md."""
 
     enabled: bool = False
     """Listen at the second port, too. The server's own port answers TinkerScript's calls in any case."""
@@ -587,7 +587,7 @@ class ServeConfig(Config):
 
     @model_validator(mode="after")
     def _storage_has_folders_of_its_own(self) -> ServeConfig:
-        """What one of them does not know, it deletes as nobody's."""
+        """What one of them does not know, it deletes as an orphan."""
         given = {"snapshots": self.snapshots, "checkpoints": self.checkpoint_url, "archive": self.archive}
         urls = {name: url.rstrip("/") + "/" for name, url in given.items() if url is not None}
         for (one, url), (other, beside) in itertools.permutations(urls.items(), 2):

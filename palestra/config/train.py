@@ -135,7 +135,7 @@ class OptimizerConfig(Config):
 
     lr: PositiveFloat | Literal["auto"] = "auto"
     """Learning rate. auto: chosen at the start by the kind of run and the model's hidden size, whatever the rank, and
-    saved as a number; see docs/training.md."""
+    saved as a number; see docs/grpo.md."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the mean of gradients."""
     beta2: float = Field(default=0.95, ge=0, lt=1)

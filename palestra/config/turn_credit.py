@@ -11,7 +11,7 @@ from palestra.config.base import Config
 
 class TurnCreditConfig(Config):
     """Advantages of turns, by the rewards that came from a turn on; for environments that reward single turns. See
-    docs/training.md."""
+    docs/grpo.md."""
 
     compare: Literal["off", "turn", "state"] = "off"
     """What a turn is compared with, of the same group. turn: the turns with the same number. state: the turns that

@@ -8,7 +8,7 @@ from palestra.config.base import Config
 
 
 class UpdateGuardConfig(Config):
-    """Undoes updates that move the policy too far. See docs/training.md."""
+    """Undoes updates that move the policy too far. See docs/grpo.md."""
 
     enabled: bool = True
     """Whether every update is measured before its weights are published."""

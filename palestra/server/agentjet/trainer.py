@@ -100,7 +100,7 @@ class AgentJetTrainer:
     # Status
 
     def status(self, owner: str) -> EngineStatus:
-        """Returns the status, by the first row of the table in docs/tinkerscript.md that applies."""
+        """Returns the status, by the first row of the table in docs/compatibility.md that applies."""
         life, record = self._lives.get(owner), self._records.of(owner)
         if life is not None and life.is_stopping:
             return S.OFFLINE

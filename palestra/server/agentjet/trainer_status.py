@@ -1,4 +1,4 @@
-"""The status of an engine: the table in docs/tinkerscript.md as functions."""
+"""The status of an engine: the table in docs/compatibility.md as functions."""
 
 from __future__ import annotations
 
