@@ -1,5 +1,5 @@
-"""Tasks of the local platform, tried on their worlds themselves: changes that nobody asked for, calls by chance, and
-tasks of the two splits that are the same.
+"""Tasks of the local platform, tried on their worlds themselves: changes that the task does not ask for, calls by
+chance, and tasks of the two splits that are the same.
 """
 
 from __future__ import annotations

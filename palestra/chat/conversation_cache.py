@@ -147,7 +147,7 @@ class ConversationCache:
             self._let_go()
 
     def _named(self, name: bytes) -> list[CachedTurn]:
-        """Looks up one name at a time, so that nobody waits while a long history is searched."""
+        """Looks up one name at a time, so that other requests do not wait while a long history is searched."""
         with self._lock:
             return list(self._turns.get(name, ()))
 

@@ -18,7 +18,8 @@ from palestra.util.json_types import JsonMapping
 
 _NONCE = secrets.token_hex(8)
 OPEN, CLOSE = f"\ufdd0{_NONCE}:", "\ufdd1"
-"""Around a mark, with Unicode's noncharacters; nobody can guess the other one, so that no text can be taken for it."""
+"""Around a mark, with Unicode's noncharacters; a caller cannot guess the other one, so that no text can be taken for
+it."""
 SCHEME = "picture:"
 """URLs of pictures that the server keeps, by their digests."""
 FAMILIES = (("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),)

@@ -10,7 +10,7 @@ from typing import Any
 
 class SpecialText:
     """Finds and replaces such texts. Placeholders are letters and digits with 64 random bits: templates do not change
-    them and nobody can guess one."""
+    them and a caller cannot guess one."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         by_length = sorted(set(texts), key=len, reverse=True)

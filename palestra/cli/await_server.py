@@ -14,7 +14,7 @@ SAY_AGAIN_S = 10.0
 CONNECT_S = 2.0
 ANSWER_S = 3.0
 NO_PORT_S = 3.0  # `palestra serve &` in the line before: it takes about a second until it has its port
-SILENT_S = 60.0  # for so long a server may import its parts before it answers anybody
+SILENT_S = 60.0  # for so long a server may import its parts before it answers
 
 
 def wait_for_start(server: str) -> None:

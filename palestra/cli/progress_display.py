@@ -106,7 +106,7 @@ class StepLines(Silence):
         self._watch.join()
 
     def _say_where_it_is(self) -> None:
-        with suppress(OSError):  # nobody reads any more: the run's own next line says so
+        with suppress(OSError):  # the reader is gone: the run's own next line says so
             while not self._closed.wait(self._said_at + self._quiet_s - time.monotonic()):
                 if time.monotonic() - self._said_at >= self._quiet_s:
                     self.note(f"{self._progress.stage}: {self._progress.text}")

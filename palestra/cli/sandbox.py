@@ -129,4 +129,4 @@ async def _print(number: int, data: bytes) -> None:
         stream.write(data)
         stream.flush()
 
-    await asyncio.to_thread(write)  # a pipe that nobody reads must not hold up the rest
+    await asyncio.to_thread(write)  # a full pipe must not hold up the rest

@@ -21,7 +21,7 @@ from palestra.sandbox.spec import MIB
 TESTS, LOGS = "/tests", "/logs"
 MOST_BYTES = 256 * MIB
 IGNORED = ("__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "node_modules")
-"""Folders that tools leave, which are nobody's work."""
+"""Folders that tools leave, which are not part of the work."""
 PATCH_S = 120.0
 NO_BASE = 99  # a status that git and tar do not end with
 EXCLUDED = " ".join(f"':(exclude,glob)**/{one}/**'" for one in IGNORED)

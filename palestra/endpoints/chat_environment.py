@@ -97,7 +97,7 @@ class ChatEnvironment:
 
 
 def _unlimited(task: Task) -> Task:
-    """In a conversation nobody counts turns, and an environment that ends at its last one would not answer it."""
+    """In a conversation turns are not limited, and an environment that ends at its last one would not answer it."""
     return replace(task, extras={**task.extras, "max_turns": FREE_TURNS})
 
 

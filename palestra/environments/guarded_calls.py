@@ -95,7 +95,7 @@ def error_text(error: BaseException) -> str:
     """Returns the error's text on one line, of limited length, even if the exception's `__str__` fails."""
     try:
         said = " ".join(str(error).split())
-    except Exception:  # boundary: somebody else's `__str__`
+    except Exception:  # boundary: foreign `__str__`
         said = "(its repr failed)"
     return f"{type(error).__name__}: {said}"[:ERROR_CHARS] if said else type(error).__name__
 

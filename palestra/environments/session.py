@@ -1,4 +1,4 @@
-"""An async handle of one environment, ours or anybody's: it answers in time and in the right form, or it has failed."""
+"""An async handle of one environment, ours or a user's: it answers in time and in the right form, or it has failed."""
 
 from __future__ import annotations
 

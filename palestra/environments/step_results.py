@@ -79,7 +79,7 @@ def verdict_of(answer: object) -> JsonObject:
 def shown(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:  # boundary: somebody else's `__repr__`
+    except Exception:  # boundary: foreign `__repr__`
         text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
@@ -155,5 +155,5 @@ def _number(found: Any) -> float | None:
         return None
     try:
         return float(found)
-    except Exception:  # boundary: somebody else's `__float__`
+    except Exception:  # boundary: foreign `__float__`
         return None

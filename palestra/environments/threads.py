@@ -2,7 +2,7 @@
 
 `ThreadPoolExecutor` joins its threads when the interpreter ends, so one environment that never returns would keep a
 finished run from ending; and each such call would take a thread from the others for good. Here a running call that is
-cancelled keeps its thread, for which nobody waits, and a new thread takes its place.
+cancelled keeps its thread, which is not waited for, and a new thread takes its place.
 """
 
 from __future__ import annotations

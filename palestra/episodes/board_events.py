@@ -84,6 +84,6 @@ class BoardEvents(Struct):
     delivered: set[tuple[str, str]] = field(default_factory=set)
     """Owner and name of runs with another group to read."""
     deleted: set[tuple[str, str]] = field(default_factory=set)
-    """Owner and name of deleted runs: nobody needs to wait for their groups."""
+    """Owner and name of deleted runs: waiting for their groups ends."""
     over: list[OpenLease] = field(default_factory=list)
     """Leases that ended in any way: their keys are void."""

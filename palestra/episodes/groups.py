@@ -173,8 +173,8 @@ def _member_id(run: BoardRun, serial: int, index: int) -> str:
 
 
 def _replace(state: BoardState, group: BoardGroup, missing: int, now: float) -> int:
-    """Adds members to replace lost ones, at most as many as the group began with: a task that nobody can play must come
-    to an end."""
+    """Adds members to replace lost ones, at most as many as the group began with: a task that no player can play must
+    come to an end."""
     room = 2 * group.first_count - group.made
     replaced = missing if missing <= room else 0
     for _ in range(replaced):

@@ -109,7 +109,7 @@ def benchmark_folder(benchmark: Benchmark, given: str | None) -> Path:
 
 
 def benchmark_defaults(names: Sequence[str], overrides: Sequence[str]) -> JsonObject:
-    """Returns the settings of an evaluation of benchmarks alone, where nobody says otherwise: all tasks, answers as
+    """Returns the settings of an evaluation of benchmarks alone, unless they are set: all tasks, answers as
     long as they may become, and greedy where there is one sample of each task."""
     samples = [text.partition("=")[2] for text in overrides if text.startswith("samples=")]
     known = [BENCHMARKS[name] for name in names if name in BENCHMARKS]

@@ -1,7 +1,7 @@
 """The compatibility package for NeMo Gym: where it is, which names it has, and which of them a server lacks.
 
 The compatibility package is a distribution of its own. A clone has it below `integrations`, our wheel beside
-`palestra`; both under a name that nobody imports, so that `import nemo_gym` finds an installed NeMo Gym everywhere but
+`palestra`; both under a private name, so that `import nemo_gym` finds an installed NeMo Gym everywhere but
 in the processes of stock servers.
 """
 

@@ -1,7 +1,7 @@
 """Sessions of a gym server: a session id in a signed cookie.
 
-NeMo Gym signs with the cookie's own name, which everybody knows. Here the key is derived from the gym's secret, so that
-nobody outside can forge a session; the cookie's name is part of it, so that one server's cookie is invalid for another.
+NeMo Gym signs with the cookie's own name, which is public. Here the key is derived from the gym's secret, so that
+a client cannot forge a session; the cookie's name is part of it, so that one server's cookie is invalid for another.
 """
 
 from __future__ import annotations

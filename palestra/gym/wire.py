@@ -1,6 +1,6 @@
 """What passes between gym servers: a call and its answer, the same over HTTP and within one process.
 
-Within one process bodies are passed as they are, without a copy: **nobody changes a body it was given.** To change one,
+Within one process bodies are passed as they are, without a copy: **a receiver never changes a body.** To change one,
 make a new mapping (`{**row, "response": response}`).
 """
 

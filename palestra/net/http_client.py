@@ -118,7 +118,8 @@ class HttpClient:
         timeout_s: float | None = None,
         max_bytes: int | None = None,
     ) -> HttpReply:
-        """JSON. Redirects are not followed: they would lead where nobody pointed. Raises CallFailed, TimeoutError."""
+        """JSON. Redirects are not followed: they would lead to an address that was not configured. Raises CallFailed,
+        TimeoutError."""
         headers = {"Cookie": cookie_header(cookies)} if cookies else None
         return await self._call("POST", url, body, headers, timeout_s, max_bytes)
 

@@ -21,7 +21,7 @@ LOST = -9
 """The exit code of a process whose node is gone."""
 GOODBYE_S = 5.0
 NEWS_S = 2.0
-MAX_LINES = 10_000  # kept while nobody asks for them
+MAX_LINES = 10_000  # kept until they are fetched
 
 
 class Launcher(Protocol):
@@ -39,8 +39,8 @@ class NodeProcess:
     """Runs on the node, as an actor: one process after another. It ends with the actor, whatever ends that."""
 
     def __init__(self, forget_after_s: float | None = None) -> None:
-        """`forget_after_s`: without a process for so long, nobody will come back, and the actor's placement group is
-        given back."""
+        """`forget_after_s`: without a process for so long, its owner will not come back, and the actor's placement
+        group is given back."""
         self._reaper = OrphanReaper()
         self._lines: deque[str] = deque(maxlen=MAX_LINES)
         self._arrived = asyncio.Event()
@@ -54,7 +54,7 @@ class NodeProcess:
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     async def free_ports(self, count: int) -> list[int]:
-        """Ports that nobody uses now."""
+        """Returns free ports."""
         with ExitStack() as stack:
             sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
             for one in sockets:

@@ -26,7 +26,7 @@ def request_stop(run: RunReader) -> bool:
 
 
 def delete_run(run: RunReader) -> None:
-    """Deletes a run's folder with its checkpoints. Raises RunError if somebody writes it, or if it is not a run."""
+    """Deletes a run's folder with its checkpoints. Raises RunError if a process writes it, or if it is not a run."""
     if not run.events_file.is_file():
         raise RunError(f"{run.path} does not look like a run: it has no {run.events_file.name}; nothing is deleted")
     if users := [one.name for one in list_runs(run.path.parent) if _has_weights_in(one, run)]:

@@ -30,8 +30,8 @@ def gather_facts() -> JsonObject:
 
 @cache
 def installed_packages() -> dict[str, str]:
-    """Versions of all installed packages by name, since nobody knows beforehand which will matter. Looked up once: it
-    takes a tenth of a second."""
+    """Versions of all installed packages by name, since it is not known beforehand which will matter. Looked up once:
+    it takes a tenth of a second."""
     return dict(sorted((found.name, found.version) for found in distributions() if found.name))
 
 

@@ -99,7 +99,7 @@ class RunReader:
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether somebody has asked the run to end after its step."""
+        """Whether the run was asked to end after its step."""
         return (self.path / STOP).exists()
 
     def read_labels(self) -> RunLabels:

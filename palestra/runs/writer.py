@@ -41,7 +41,7 @@ class EventKind(StrEnum):
     """The run goes on with another one's weights and other settings; the event names the run."""
     CHECKPOINT = "checkpoint"
     STOP = "stop"
-    """Somebody has asked the run to end after its step, and it does."""
+    """The run was asked to end after its step, and does."""
     WARNING = "warning"
     UNDONE = "undone"
     """An update moved the policy too far and was undone."""
@@ -74,7 +74,7 @@ class RunFolder(RunReader):
         _refuse_taken(path)
         lock = RunLock(path / "lock")
         try:
-            _refuse_taken(path)  # somebody may have been quicker, and gone again
+            _refuse_taken(path)  # another process may have been quicker, and ended again
             _write_about(path, config, dict(facts or {}), created=time.time())
             run = cls(path, lock)
         except BaseException:

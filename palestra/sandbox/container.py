@@ -78,7 +78,7 @@ class DockerSandbox(CommandSandbox):
             await self._run_container(self._folder)
             if (await self.exec(f"test -w . && test -w {HOME}")).status:
                 raise SandboxUnavailable(
-                    f"{self.spec.workdir} or {HOME} of the image has a mode that lets nobody write"
+                    f"{self.spec.workdir} or {HOME} of the image has a mode without the right to write"
                 )
             if self.spec.endpoint_proxy is not None:
                 await self._open_proxy(self._folder)
@@ -184,8 +184,8 @@ class DockerSandbox(CommandSandbox):
         await stop(process, PATIENCE_S)
 
     def _environment(self, wanted: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-        """Returns options, and the client's own environment. Values go by that, since anybody can read a command line;
-        only those that the client needs itself stand on it, such as PATH."""
+        """Returns options, and the client's own environment. Values go by that, since every user can read a command
+        line; only those that the client needs itself stand on it, such as PATH."""
         client, options = _client_env(), []
         for name, value in wanted.items():
             options += ["--env", f"{name}={value}" if name in client else name]

@@ -2,10 +2,10 @@
 
 It imports the standard library only, because a helper process loads it.
 
-Process 1 ends a sandbox by its own end, and it has none of the limits of commands. So nobody inside may look into its
-memory or change it: before it says a line, that it is there, it makes itself one that cannot be dumped, and the kernel
-then refuses its files in /proc and `ptrace`, also to root inside. It lets the kernel remove processes without a parent
-as they end, and ends itself when its input does. The machine code is assembled from
+Process 1 ends a sandbox by its own end, and it has none of the limits of commands. So no process inside may look into
+its memory or change it: before it says a line, that it is there, it makes itself one that cannot be dumped, and the
+kernel then refuses its files in /proc and `ptrace`, also to root inside. It lets the kernel remove processes without a
+parent as they end, and ends itself when its input does. The machine code is assembled from
 the text beside it: assemble it again after a change.
 """
 

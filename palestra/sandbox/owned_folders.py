@@ -26,7 +26,7 @@ class OwnedFolder:
         parent = base(kind)
         parent.mkdir(mode=0o700, exist_ok=True)
         if parent.lstat().st_uid != os.getuid():
-            raise PermissionError(f"{parent} belongs to somebody else")
+            raise PermissionError(f"{parent} belongs to another user")
         self.path = parent / uuid.uuid4().hex
         self.path.mkdir(mode=0o700)
         self._lock = FileLock(self.path / LOCK)

@@ -177,7 +177,7 @@ def _no_namespaces() -> list[bytes]:
 
 
 def _some_sockets() -> list[bytes]:
-    """Sockets of the sandbox's own network by protocols that everybody has, and netlink to list its interfaces; no
+    """Sockets of the sandbox's own network by common protocols, and netlink to list its interfaces; no
     other kind."""
     known = [
         _argument(2),
@@ -196,7 +196,7 @@ def _some_sockets() -> list[bytes]:
 
 
 def _no_shared_memory() -> list[bytes]:
-    """No memory that processes share without a file: it stays when nobody has mapped it any more."""
+    """No memory that processes share without a file: it stays when no process has mapped it any more."""
     return [
         _argument(3),
         _instruction(JUMP_IF_ANY_BIT, ANONYMOUS, if_false=2),

@@ -95,7 +95,7 @@ class SshSandbox(CommandSandbox):
         return process
 
     async def _write_script(self, path: str, command: Command, mark: str) -> None:
-        """By a file that only the user can read: a command line there could be read by everybody."""
+        """Passes it in a file that only the user can read: every user there can read a command line."""
         folder = f"{self._folder}/work" if command.cwd == self.spec.workdir else command.cwd
         env = {"HOME": f"{self._folder}/home", **command.env}
         lines = [f"rm -f {path}", f"export {shlex.quote(mark)}"]

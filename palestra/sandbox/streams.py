@@ -64,7 +64,7 @@ class InputPipe:
         self.inside, self._outside = os.pipe()
 
     async def write(self) -> None:
-        """Writes everything and closes the pipe; stops where nobody reads any more."""
+        """Writes everything and closes the pipe; stops when the reader is gone."""
         loop = asyncio.get_running_loop()
         pipe = os.fdopen(self._outside, "wb", buffering=0)
         transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)

@@ -34,7 +34,7 @@ from palestra.util.file_errors import file_error_text
 ABOUT, DATABASE, STATE = "backup.json", "database", "state"
 FORMAT = 1
 LEFT_OUT = ("adapters", "vllm", "copying", "logs")
-"""Folders of the state folder that can be made anew, or that nobody needs."""
+"""Folders of the state folder that can be made anew, or that are not needed."""
 
 
 class AboutBackup(Struct, frozen=True, kw_only=True):
@@ -155,7 +155,8 @@ def _load_postgres(database: Database, dump: Path) -> None:
 
 
 def _run(database: Database, program: str, *arguments: str | Path) -> None:
-    """Runs a program of PostgreSQL's on the database. The password is not among its arguments, which everybody sees."""
+    """Runs a program of PostgreSQL's on the database. The password is not among its arguments, which every user of the
+    machine sees."""
     if shutil.which(program) is None:
         raise StoreError(f"{program} is needed for this; install PostgreSQL's client programs")
     url = database.url.set(drivername="postgresql")

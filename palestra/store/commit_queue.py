@@ -29,7 +29,7 @@ class GroupQueue(Generic[T]):
         group: list[T] = []
         while (item := self._queue.get()) is not None:
             group.append(item)
-            if self._queue.empty():  # safe to test: nobody else takes from the queue
+            if self._queue.empty():  # safe to test: this is the only reader of the queue
                 return group
         self._queue.put(None)  # keep the end mark for the next call
         return group

@@ -262,7 +262,7 @@ def _tell_on(loop: asyncio.AbstractEventLoop, tell: Callable[[T], None], outcome
     try:
         loop.call_soon_threadsafe(tell, outcomes)
     except RuntimeError:
-        pass  # the loop is closed, so nobody waits there
+        pass  # the loop is closed, so no caller waits there
 
 
 def _tell_each(outcomes: list[tuple[_Job[Any], WriteOutcome[Any]]]) -> None:

@@ -261,7 +261,7 @@ EVERYBODY = "*"
 
 
 class Quota(Struct, frozen=True, kw_only=True):
-    """The limits of an owner. None: the limit of everybody, or none."""
+    """The limits of an owner. None: the limit for all owners, or none."""
 
     owner: str
     models: int | None = None

@@ -49,7 +49,7 @@ class MemberStatus(StrEnum):
     RUNNING = "running"
     DONE = "done"
     STOPPED = "stopped"
-    """It has ended before its last step, by an early stop or because somebody asked it to."""
+    """It has ended before its last step, by an early stop or because it was asked to stop."""
     PRUNED = "pruned"
     """The sweep has ended it, because others were better."""
     FAILED = "failed"

@@ -96,7 +96,7 @@ class SampleRequest(Struct, frozen=True, kw_only=True):
     params: SamplingParams = SamplingParams()
     num_samples: int = 1
     cache_salt: str = ""
-    """The KV cache is shared only between requests with the same salt, so that nobody learns from it what others
+    """The KV cache is shared only between requests with the same salt, so that no caller learns from it what others
     asked."""
     grammar: Grammar | None = None
     topk_logprobs: int = 0

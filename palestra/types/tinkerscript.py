@@ -22,7 +22,7 @@ class EngineStatus(StrEnum):
 
 S = EngineStatus
 ENGINE_MOVES: dict[EngineStatus, frozenset[EngineStatus]] = {
-    S.OFFLINE: frozenset({S.BOOTING, S.ROLLING}),  # a trainer that nobody started here may begin at once
+    S.OFFLINE: frozenset({S.BOOTING, S.ROLLING}),  # a trainer that was not started here may begin at once
     S.BOOTING: frozenset({S.ROLLING, S.OFFLINE}),
     S.ROLLING: frozenset({S.WEIGHT_SYNCING, S.WEIGHT_EXPORTING, S.OFFLINE}),
     S.WEIGHT_SYNCING: frozenset({S.ROLLING, S.WEIGHT_EXPORTING, S.OFFLINE}),

@@ -39,7 +39,8 @@ class ObjectStorage:
             """Whether folders have to be made, and a file that is being written can be seen."""
 
     def claim(self, owner: str) -> None:
-        """Notes who uses this place, so that nobody else deletes what is in it. Raises StorageError if another does."""
+        """Notes who uses this place, so that no other server deletes what is in it. Raises StorageError if another
+        does."""
         found = self.read(OWNER)
         if found is None:
             with tempfile.NamedTemporaryFile() as file:

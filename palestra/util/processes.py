@@ -20,7 +20,7 @@ Stream = int | IO[bytes] | None
 
 
 class GroupLeader(Protocol):
-    """A process that leads a group of its own: a child of `spawn`, or one that somebody else has forked for us."""
+    """A process that leads a group of its own: a child of `spawn`, or one that another process has forked for us."""
 
     @property
     def pid(self) -> int: ...
@@ -82,7 +82,7 @@ async def stop(process: GroupLeader, patience_s: float) -> None:
 
 async def kill(process: GroupLeader) -> None:
     """Kills the process and its group; it has ended when this returns or is cancelled."""
-    if process.returncode is None:  # the number of one that ended long ago may be somebody else's
+    if process.returncode is None:  # the number of one that ended long ago may be another process's
         signal_group(process.pid, signal.SIGKILL)
     await asyncio.shield(asyncio.ensure_future(process.wait()))
 

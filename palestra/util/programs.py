@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 
 ADMIN_FOLDERS = "/usr/sbin:/sbin"
-"""Daemons are here, which is not in everybody's PATH."""
+"""Daemons are here, which is not in every user's PATH."""
 EMULATORS = ("qemu-x86_64-static", "qemu-aarch64-static")
 
 

@@ -1,4 +1,4 @@
-"""Who may look: everybody on this machine, others with a key. Pages of other sites may not."""
+"""Access to the dashboard: free on this machine, by a key from elsewhere, and never from pages of other sites."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PageAccess(Protocol):
     def max_body_bytes(self) -> int: ...
     @property
     def login_hint(self) -> str:
-        """Where somebody finds a key; what is between backticks becomes code."""
+        """Where a user finds a key; what is between backticks becomes code."""
         ...
 
     def complaint(self, method: str, headers: Headers) -> str | None:
@@ -53,7 +53,7 @@ class PageAccess(Protocol):
         ...
 
     async def admits(self, scope: Scope) -> bool:
-        """Whether a request may see what is not open to everybody."""
+        """Whether a request may see what needs a key."""
         ...
 
     async def log_in(self, key: str) -> str:

@@ -96,7 +96,7 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _crashed(request: Request, _error: Exception) -> Response:
-    """For what nobody has foreseen. It is sent outside of the middleware, which sets the headers of all others, and
+    """Answers unexpected errors. It is sent outside of the middleware, which sets the headers of all others, and
     then raised again for the log."""
     response = show_error(request, 500, "internal", "this is a bug of the dashboard; the log of its server says more")
     response.headers.update(HEADERS)

@@ -121,7 +121,7 @@ def test_a_list_without_live_keys_says_that_nobody_gets_in():
     answer("create", "--name", "ann")
     key("revoke", "ann")
     assert (
-        key("list").stdout == "all keys are revoked, so nobody can use the server; to make one: palestra key create\n"
+        key("list").stdout == "all keys are revoked, so the server cannot be used; to make one: palestra key create\n"
     )
 
 

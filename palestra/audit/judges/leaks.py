@@ -39,7 +39,7 @@ def _labelled(evidence: Evidence) -> Iterator[AuditFinding]:
 
 
 def _standing(evidence: Evidence) -> Iterator[AuditFinding]:
-    """Each task's own answer in what it shows, and hardly ever that of another: somebody put it there."""
+    """Each task's own answer in what it shows, and hardly ever that of another: it was put there."""
     shown: dict[str, ProbeEpisode] = {}
     texts: dict[str, str] = {}
     for one in evidence.all(*UNKNOWING):

@@ -179,7 +179,7 @@ def cancel(
 @server_and_key
 @json_option
 def delete(run: str, yes: bool, server: str, key: str | None, as_json: bool) -> None:
-    """Delete a run with all its episodes, including those that nobody has read. Players are informed."""
+    """Delete a run with all its episodes, including those that were not read. Players are informed."""
     with open_client(server, key) as client:
         info = client.run_info(run)
         if not yes:

@@ -16,7 +16,7 @@ from palestra.cli.train import run as run_training
 from palestra.util.safe_text import safe_text
 
 STILL = ("eval.every=0", "early_stop=null", "checkpoint.keep_best=null", "trackers=[]", "webhook=null")
-"""A replay evaluates nothing and tells nobody: neither changes what is trained."""
+"""A replay evaluates nothing and reports to no tracker: neither changes what is trained."""
 
 display_option = click.option(
     "--display", type=click.Choice(DISPLAYS), default="auto", help="How progress is shown, as for `palestra train`."

@@ -107,7 +107,7 @@ def list_(revoked: bool, as_json: bool, **where: Any) -> None:
         print_json([key_json(one) for one in keys])
         return
     if not keys:
-        what = "all keys are revoked, so nobody can use the server" if known else "no keys"
+        what = "all keys are revoked, so the server cannot be used" if known else "no keys"
         click.echo(f"{what}; to make one: palestra key create")
         return
     columns = ("id", "name", "owner", "right", "created_at", "last_used_at", "expires_at")

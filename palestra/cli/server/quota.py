@@ -82,7 +82,7 @@ def list_(as_json: bool, **where: Any) -> None:
 @click.argument("owner")
 @store_options
 def delete(owner: str, as_json: bool, **where: Any) -> None:
-    """Delete all limits of an OWNER; those of everybody hold for it again."""
+    """Delete all limits of an OWNER; those for all owners hold for it again."""
     with open_store(**where) as store:
         from palestra.store.queries.quotas import remove_quota
 

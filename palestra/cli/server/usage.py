@@ -45,7 +45,7 @@ def usage(
 ) -> None:
     """Show what owners and runs have used of a server.
 
-    A key shows its own owner; one with the right `admin` shows everybody. Days are by UTC.
+    A key shows its own owner; one with the right `admin` shows all owners. Days are by UTC.
     """
     groups = by or ("owner",)
     wanted = {"by": list(groups), "since": _day(since, "--since"), "until": _day(until, "--until"), "owner": owner}

@@ -53,7 +53,7 @@ def _verdict(tests: Any, names: dict[str, Any]) -> dict[str, Any]:
 
 
 def _unknown(tests: str, names: dict[str, Any]) -> list[str]:
-    """Names that the tests use and nobody has made: they are the program's."""
+    """Names that the tests use and do not define: the program must define them."""
     found = [node for node in ast.walk(ast.parse(tests)) if isinstance(node, ast.Name)]
     made = {node.id for node in found if not isinstance(node.ctx, ast.Load)} | names.keys() | vars(builtins).keys()
     return sorted({node.id for node in found} - made)

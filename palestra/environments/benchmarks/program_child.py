@@ -18,7 +18,7 @@ def main() -> None:
     header = json.loads(sys.stdin.buffer.readline())
     python_modules.preload()
     answers = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the program prints is nobody's business
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the program prints is dropped
     python_modules.run_threads_at_once()
     if not jail.enter(header["memory_bytes"], header["cpu_s"]):
         os._exit(NO_SANDBOX)

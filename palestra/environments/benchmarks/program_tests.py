@@ -32,7 +32,7 @@ class ProgramTests(Struct, frozen=True, kw_only=True):
     """Runs before the tests, in their process."""
     tests: str
     function: str | None = None
-    """The program's function that tests call. None: all names that nobody else has made."""
+    """The program's function that tests call. None: all names that are not made elsewhere."""
     limit_s: float = 10.0
 
 

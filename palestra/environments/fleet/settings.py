@@ -27,7 +27,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     base_url: str | None = None
     """The address of its orchestrator. Default: FLEET_BASE_URL, then the SDK's own."""
     ttl_seconds: int = 600
-    """Seconds after which an instance ends that nobody closes."""
+    """Seconds after which an instance ends that is not closed."""
     backend: str = AUTO
     """platform: the apps here, in this process. remote: those of a `palestra platform serve`. fleet: hosted Fleet, by
     its SDK. mcp: any MCP server. openenv: any OpenEnv server. Or `package.module:factory`. auto: platform if the task's
@@ -41,7 +41,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     enable_context_tools: bool = False
     partial_reward: bool = False
     """A score of 0 becomes the share of passed checks; never 1. Of a long task: the share of its sub-goals that are
-    met, less one for each change that nobody asked for."""
+    met, less one for each change that the task does not ask for."""
     turn_rewards: bool = False
     """Of a long task: each turn gets the share of sub-goals that it has met or undone, and the last one what is missing
     to the reward of the whole."""

@@ -72,7 +72,7 @@ class GraderProcesses:
         except (ChildError, TimeoutError) as error:
             await kill(child)
             raise NoChildError(f"{self._module} does not start: {error or f'not within {START_S:g} s'}") from error
-        except BaseException:  # when cancelled: otherwise nobody would end it
+        except BaseException:  # when cancelled: otherwise it would never end
             await kill(child)
             raise
         return child

@@ -208,7 +208,7 @@ class SeedDatabase(msgspec.Struct, frozen=True):
     digest: str
     variables: Mapping[str, str]
     connection: sqlite3.Connection
-    """A shared connection for reading; nobody writes."""
+    """A shared connection for reading; it is never written to."""
     lock: threading.Lock
     """Protects the connection."""
     names: TableNames | None = None

@@ -77,7 +77,7 @@ def draw_cast(rng: random.Random, colleagues: int, outsiders: int) -> Cast:
 
 
 def domain_of(company: str) -> str:
-    """Returns a domain name that belongs to nobody."""
+    """Returns a domain name that is reserved and never resolves."""
     return f"{company.lower().replace(' ', '-')}.example"
 
 

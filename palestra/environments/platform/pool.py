@@ -1,7 +1,7 @@
 """The instances of a server: made on request, found by id, ended by their owners or by time.
 
 After a clean stop of the server its instances continue at the next start. After a crash those that were on disk
-continue, since nothing happened to them; those that were in memory end with the state `error`, because nobody knows
+continue, since nothing happened to them; those that were in memory end with the state `error`, because it is not known
 whether the last call was completed.
 """
 

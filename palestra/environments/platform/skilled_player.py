@@ -33,11 +33,11 @@ class MeasuredDifficulty(msgspec.Struct, frozen=True, kw_only=True):
     success: float
     """Share of episodes that solved their task."""
     progress: float
-    """Mean share of sub-goals that were met, less one for each change that nobody asked for."""
+    """Mean share of sub-goals that were met, less one for each change that the task does not ask for."""
 
 
 def gold_calls(task: PlatformTask) -> tuple[int, int]:
-    """Returns how many calls the task's solution has, and how many of them write: nobody needs fewer."""
+    """Returns how many calls the task's solution has, and how many of them write, which is the fewest possible."""
     with contextlib.closing(Instance(task.seed, variables=task.variables)) as instance:
         steps = play_golden(task, instance).steps
     worked = [call.tool for call, result in steps if not result.is_error]

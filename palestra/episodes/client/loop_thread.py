@@ -122,7 +122,7 @@ async def outcome(future: Future[T]) -> T:
     is_done = asyncio.Event()
 
     def tell(_: object) -> None:
-        with suppress(RuntimeError):  # nobody waits for it any more: that loop is closed
+        with suppress(RuntimeError):  # it is no longer awaited: that loop is closed
             loop.call_soon_threadsafe(is_done.set)
 
     future.add_done_callback(tell)

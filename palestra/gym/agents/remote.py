@@ -125,7 +125,7 @@ class RemoteAgent(WorldAgentServer[S]):
 
 
 class _Talk:
-    """The cookies of one rollout: those of the service are sent to nobody else."""
+    """The cookies of one rollout: those of the service are sent to no other server."""
 
     __slots__ = ("_agent", "_service_cookies", "resources_cookies")
 

@@ -16,7 +16,7 @@ from palestra.placement.reaper import OrphanReaper
 
 def log_to(folder: Path, name: str, report: Callable[[str], None]) -> Callable[[str], None]:
     """Writes the output of a process to a file as well (`nemo_gym_log_dir`). A file that cannot be written is reported
-    once, and its lines are lost: a process whose output nobody reads would block."""
+    once, and its lines are lost: a process whose output is not read would block."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name.replace('/', '_')}.log"
 

@@ -68,7 +68,7 @@ def _fork(name: str, descriptors: list[int]) -> int:
 
 def _keep_only(descriptors: list[int]) -> None:
     """Gives these the numbers from 0 on, and closes all others."""
-    above = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, ABOVE) for one in descriptors]  # in nobody's way
+    above = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, ABOVE) for one in descriptors]  # clear of the lowest numbers
     for number, one in enumerate(above):
         os.dup2(one, number, inheritable=number < FIRST)
     os.closerange(len(above), 1 << 16)

@@ -1,5 +1,5 @@
-"""The journal: append-only records that are durable before a request is acknowledged, and are deleted when nobody holds
-them. `file_journal` keeps them in files, `database_journal` in the database.
+"""The journal: append-only records that are durable before a request is acknowledged, and are deleted when no request
+holds them. `file_journal` keeps them in files, `database_journal` in the database.
 
 Owns: order, groups of records that are written at once, who is informed. Never touches: what a record means, where it
 is kept.
@@ -45,7 +45,7 @@ Outcome = tuple[Append, Position | JournalError]
 
 
 class _Sweep:
-    """Asks the writer thread to delete what nobody needs."""
+    """Asks the writer thread to delete what is no longer needed."""
 
 
 class Journal(ABC):
@@ -81,7 +81,7 @@ class Journal(ABC):
 
     async def append(self, record: bytes) -> Position:
         """Appends a record, which is durable and held when this returns. If the call is cancelled, the record may be
-        in the journal although nobody holds it."""
+        in the journal although no request holds it."""
         return await self.append_soon(record)
 
     def append_soon(self, record: bytes) -> asyncio.Future[Position]:
@@ -119,7 +119,7 @@ class Journal(ABC):
 
     @abstractmethod
     def _sweep(self) -> None:
-        """Deletes what nobody needs. Errors are only logged."""
+        """Deletes what is no longer needed. Errors are only logged."""
 
     @abstractmethod
     def _end(self) -> None:
@@ -157,7 +157,7 @@ class Journal(ABC):
         for loop, of_loop in by_loop.items():
             try:
                 loop.call_soon_threadsafe(self._settle, of_loop)
-            except RuntimeError:  # the loop is closed: nobody will ever release these records
+            except RuntimeError:  # the loop is closed: these records will never be released
                 for _, outcome in of_loop:
                     self._disown(outcome)
 

@@ -1,4 +1,4 @@
-"""Deletes rows that nobody will ask for, so that the database does not grow for ever."""
+"""Deletes rows that are no longer needed, so that the database does not grow for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas: what each owner may have at most, and what holds for everybody else."""
+"""Quotas: what each owner may have at most, and what holds for all other owners."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_quotas(conn: Connection) -> list[Quota]:
 
 
 def effective_quota(quotas: Mapping[str, Quota], owner: str) -> Quota:
-    """Returns the limits that hold for an owner: its own, and where it has none those of everybody."""
+    """Returns the limits that hold for an owner: its own, and where it has none those for all owners."""
     own, common = quotas.get(owner, Quota(owner=owner)), quotas.get(EVERYBODY, Quota(owner=EVERYBODY))
     merged = {name: _first(getattr(own, name), getattr(common, name)) for name in LIMITS}
     return Quota(owner=owner, **merged)

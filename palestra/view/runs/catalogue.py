@@ -24,7 +24,7 @@ from palestra.view.runs.run_folders import RunFolders, ShownRun
 from palestra.view.runs.run_index import FILE, RunIndex
 
 STAR = "star"
-"""The tag of runs that somebody has starred."""
+"""The tag of starred runs."""
 CURVE_POINTS = 60
 CURVES = ("reward/mean", "eval/success", "loss/mean", "eval/loss")
 MAX_TABLES = 64

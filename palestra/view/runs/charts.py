@@ -17,7 +17,7 @@ from palestra.view.runs.panels import ROWS, ChartPanel, matching
 
 TOKENS = ("batch/sampled_tokens", "batch/trained_tokens", "batch/tokens")
 """What the x-axis `tokens` adds up: the first of these that a run has."""
-MAX_LINES = 12  # nobody can distinguish more in one chart
+MAX_LINES = 12  # more cannot be told apart in one chart
 
 
 class Axis(StrEnum):

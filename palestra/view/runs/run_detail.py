@@ -157,7 +157,7 @@ def _selected(run: RunReader) -> str | None:
     """From the summary, so that no checkpoint is read for every look at the page."""
     try:
         return selection_text(run.read_summary()["selected"])
-    except (KeyError, TypeError, ValueError):  # it goes on, or is older, or somebody else wrote the file
+    except (KeyError, TypeError, ValueError):  # it goes on, or is older, or the file was not written by us
         return None
 
 

@@ -32,7 +32,7 @@ class AnswerRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def get_player() -> str:
-    """Who plays. Without a server everybody who may look is one and the same."""
+    """The owner of a play. Without a server all visitors are one owner."""
     return LOCAL
 
 

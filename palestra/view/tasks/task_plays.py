@@ -38,7 +38,7 @@ ID_BYTES = 8
 
 
 class NoSuchPlay(PlatformError, LookupError):
-    """The play has ended, or belongs to somebody else."""
+    """The play has ended, or belongs to another owner."""
 
 
 class PlayLimit(PlatformError, ValueError):
@@ -200,7 +200,7 @@ class TaskPlays:
         return play
 
     def _end_idle(self, owner: str) -> None:
-        """Ends those that nobody uses, and makes room for one more of this owner."""
+        """Ends idle plays, and makes room for one more of this owner."""
         last_used = sorted(self._plays.values(), key=lambda play: play.used_at)
         own = [play for play in last_used if play.owner == owner]
         idle = [play for play in last_used if play.used_at < self._clock() - IDLE_S]

@@ -117,7 +117,7 @@ class EmbeddedBackend:
 
     def _own_task(self) -> PlatformTask | None:
         """Returns the platform's task if key, prompt and verifier are the platform's own; with another verifier it is a
-        task of somebody else."""
+        task of another platform."""
         try:
             own = platform_task(self._task.task_key)
         except PlatformError:

@@ -73,7 +73,7 @@ class PlatformAuth:
         )
 
     def check_origin(self, headers: Headers) -> None:
-        """Refuses requests that a page in somebody's browser makes under another host name."""
+        """Refuses requests that a page in a user's browser makes under another host name."""
         host = headers.get("host") or ""
         if self._is_loopback and not _is_local(host):
             raise PlatformRefusal(403, f"this platform answers to localhost only, not to {host[:100]!r}")

@@ -218,7 +218,7 @@ def _given(args: str | None) -> VerifierInput:
         kwargs = json.loads(json.dumps(found["kwargs"]))
         given = msgspec.convert(kwargs, VerifierInput)
         others = [*found["args"][1:-1], *(set(kwargs) - set(VerifierInput.__struct_fields__))]
-    except Exception as e:  # boundary: somebody else's pickle may raise anything
+    except Exception as e:  # boundary: a foreign pickle may raise anything
         raise CannotVerify(f"the arguments cannot be read: {e}") from None
     if others:
         raise CannotVerify("only final_answer and conversation can be passed to a verifier")

@@ -165,7 +165,7 @@ class OpenEnvSessions:
         return len(self._open)
 
     def _forget_ended(self) -> None:
-        """Forgets sessions that nobody closed and whose instances have expired. Runs whenever there are twice as many
+        """Forgets sessions that were not closed and whose instances have expired. Runs whenever there are twice as many
         as last time."""
         if len(self._open) >= self._look_at:
             self._open = {one.id: one for one in self._open.values() if not self._is_over(one)}

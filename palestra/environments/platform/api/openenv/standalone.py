@@ -1,7 +1,7 @@
 """One app as an OpenEnv server of its own: what the `server/app.py` of an OpenEnv package serves.
 
-OpenEnv's servers are open to everybody who reaches them; PALESTRA_PLATFORM_KEYS (separated by spaces) restricts this
-one to those keys.
+OpenEnv's servers are open to every client that reaches them; PALESTRA_PLATFORM_KEYS (separated by spaces) restricts
+this one to those keys.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class InstructionFollowing(ResourcesServer[ResourcesSettings]):
 
     def _follows(self, name: str, text: str, given: JsonMapping) -> bool:
         if name not in CHECKS:
-            raise BadCall(422, f"nobody here can check {name!r}; {did_you_mean(name, sorted(CHECKS))}")
+            raise BadCall(422, f"there is no check of {name!r} here; {did_you_mean(name, sorted(CHECKS))}")
         try:
             return follows(name, text, given)
         except (TypeError, AttributeError) as error:
