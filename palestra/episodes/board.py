@@ -96,6 +96,10 @@ class EpisodeBoard:
     def run_info(self, owner: str, run: str) -> RunInfo:
         return self._state.run(owner, run).info()
 
+    def version_of(self, owner: str, run: str, model: str) -> int | None:
+        """Returns the version under which a model was published lately."""
+        return self._state.run(owner, run).published.get(model)
+
     def progress(self, owner: str, run: str) -> RunProgress:
         """Like `run_info`, but cheaper: for callers that ask after each group."""
         found = self._state.run(owner, run)

@@ -61,6 +61,9 @@ class BoardRun:
     """Its groups that are saved, or soon will be, and are not visible yet."""
     engine: str = ""
     """The engine that its last model call went to. Kept in memory only."""
+    published: dict[str, int] = field(default_factory=dict)
+    """Versions of the models that were published last, of which calls under way may have tokens. Kept in memory only:
+    no call outlives the server."""
 
     @property
     def is_open(self) -> bool:

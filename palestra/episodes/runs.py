@@ -46,6 +46,9 @@ def put(
     return run
 
 
+REMEMBERED = 256  # a call under way has tokens of fewer
+
+
 def publish(state: BoardState, run: BoardRun, version: int, model: str, now: float) -> None:
     validation.check_model(model)
     if (version, model) == (run.version, run.model):
@@ -58,6 +61,9 @@ def publish(state: BoardState, run: BoardRun, version: int, model: str, now: flo
             f"versions only rise; a trainer that resumes continues with {run.version + 1}",
         )
     run.version, run.model = version, model
+    run.published[model] = version
+    if len(run.published) > REMEMBERED:
+        del run.published[next(iter(run.published))]
     state.outbox.run(run)
     lose_stale(state, run, now)
 

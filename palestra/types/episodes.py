@@ -380,6 +380,9 @@ class EpisodeTrajectory(Struct, frozen=True, kw_only=True, gc=False):
     temperatures: list[float]
     """Temperature of the call that sampled each token; 0 for tokens that were read."""
     versions: list[int]
+    """Version of the weights that sampled each token; 0 for tokens that were read."""
+    inexact_mask: list[int] = []
+    """1 for tokens that saw keys and values of older weights than their own; empty: there are none."""
     trace_id: str
     agent: str = ""
     is_cut: bool = False

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from tinker import types
 
 from palestra.util.log_files import MAX_LOG_BYTES
-from tests.server.conftest import WORKER
+from tests.server.conftest import WORKER, created
 from tests.store.conftest import new_database, postgres_server
 
 __all__ = ["postgres_server"]
@@ -171,6 +171,30 @@ def test_samples_under_way_when_the_worker_dies_are_all_answered(frail: Any) -> 
     answers = [future.result(timeout=100) for future in futures]
     assert all(len(a.sequences[0].tokens) >= 1 for a in answers)
     assert answers[0].sequences[0].tokens == before
+
+
+@pytest.mark.slow
+def test_a_sample_that_changed_its_weights_begins_again_with_the_new_ones(frail: Any) -> None:
+    """After the worker's death the server has the newer weights for it; the answer says that these drew all of it."""
+    with frail.client() as client:
+        model = client.create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=7)
+        old = created(model.save_weights_and_get_sampling_client())
+        params = types.SamplingParams(max_tokens=1000, stop=[], seed=3)
+        answer = old.sample(types.ModelInput.from_ints([5, 6, 7]), 1, params)
+        model.forward_backward(batch(0), "cross_entropy").result()
+        model.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+        new = created(model.save_weights_and_get_sampling_client())
+        names = [sampler._sampling_session_id for sampler in (old, new)]
+        body = {"sampling_session_ids": names, "to": names[1]}
+        assert frail.http().post("/api/v1/continue_samples", json=body).json() == {"changed": 1}
+        frail.kill_worker()
+        (sequence,) = answer.result().sequences
+        assert len(sequence.tokens) == 1000
+        found = frail.http().post("/api/v1/sequence_weights", json={"sequence_ids": [sequence.sequence_id, "x"]})
+        change = {"start": 0, "sampling_session_id": names[1], "is_exact": True}
+        assert found.json() == {"sequences": {sequence.sequence_id: [change]}}
+        (again,) = new.sample(types.ModelInput.from_ints([5, 6, 7]), 1, params).result().sequences
+        assert again.tokens == sequence.tokens
 
 
 @pytest.mark.slow

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import time
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -11,6 +15,7 @@ import pytest
 from palestra.environments import BaseTextEnv
 from palestra.rollouts.continued_samples import ContinuedSamples
 from palestra.runs.listener import Silence
+from palestra.runs.reader import RunReader
 from palestra.training.batches.grpo_batch import DropReason, build_batch
 from palestra.training.policy import PolicyStart
 from palestra.training.tinker_policy import TinkerPolicy
@@ -18,7 +23,7 @@ from palestra.types import AdamParams, SampledSequence, SamplingParams
 from palestra.types.rollouts import TrainSequence
 from palestra.types.sampling import VersionSegment
 from tests.training.records import group_of, make_config, make_rollout, make_turn
-from tests.training.trainers import FEW
+from tests.training.trainers import FEW, SMALL, TOOLS, finish, kill, merged, start, wait_for_steps
 
 EQUAL = 1e-4  # float32, summed in another order
 PROMPT = list(range(300, 330))
@@ -170,3 +175,35 @@ def test_a_mask_of_whole_sequences_is_one_of_segments():
 def test_what_does_not_go_with_it_is_refused(settings, problem):
     with pytest.raises(ValueError, match=problem):
         make_config(asynchronous={"enabled": True, "in_flight": "continue"}, **settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_own_server", [False, True])
+def test_a_run_that_is_killed_uses_every_group_once(ephebe_url, tmp_path, has_own_server):
+    """Again and again, with rollouts under way that have outlived their weights."""
+    rng = random.Random(has_own_server)
+    asynchronous = {"enabled": True, "max_staleness": 2, "in_flight": "continue"}
+    server = {} if has_own_server else {"server": ephebe_url}
+    settings = {**TOOLS, "asynchronous": asynchronous, "data": {"zero_variance": "keep"}, "steps": 8, **server}
+    (tmp_path / "run.json").write_text(json.dumps(merged(SMALL, settings)))
+    process = start(tmp_path, "run.json", "--name", "cut")
+    for steps in (3, 5):
+        wait_for_steps(tmp_path, "cut", steps, process)
+        time.sleep(rng.uniform(0, 2))
+        kill(process)
+        process = start(tmp_path, "--resume", "cut")
+    finish(process)
+    run = RunReader(tmp_path / "runs" / "cut")
+    rows = run.read_metrics()
+    assert [row["step"] for row in rows] == list(range(1, 9))
+    records = [record for step in range(1, 9) for record in run.read_rollouts(step)]
+    ids = [record["id"] for record in records]
+    assert len(ids) == len(set(ids))
+    assert set(Counter(one.rpartition("-")[0] for one in ids).values()) == {4}
+    state = json.loads((run.path / "checkpoints" / "step_000008.json").read_text())
+    assert {int(one[1:7]) for one in ids} == set(range(state["position"])) - set(state["pending"])
+    assert any(row["segments/continued_share"] for row in rows)
+    for record in records:  # no version that had not been published when the step was taken
+        assert sum(tokens for _, tokens in record.get("versions", [])) in (0, record["tokens"])
+    for step in range(1, 9):
+        assert all(record["version"] < step for record in run.read_rollouts(step))

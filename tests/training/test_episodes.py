@@ -293,7 +293,7 @@ def test_a_run_with_its_own_server_and_players_survives_kills_at_any_moment(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_flight", ["finish", "drop"])
+@pytest.mark.parametrize("in_flight", ["finish", "drop", "continue"])
 def test_an_asynchronous_run_that_is_killed_uses_every_group_once(ephebe_url, tmp_path, in_flight):
     rng, name = random.Random(in_flight), f"ahead-{in_flight}"
     ahead = {"enabled": True, "max_staleness": 2, "in_flight": in_flight}

@@ -9,6 +9,7 @@ from palestra.rollouts.sources import ERROR_LENGTH, blank_rollout, lost_rollouts
 from palestra.types import StopReason
 from palestra.types.episodes import EpisodeResult, EpisodeTrajectory, GroupState, PlayedEpisode, PlayedGroup, ResultKey
 from palestra.types.rollouts import FAILURES, Branch, Group, GroupRequest, Message, Rollout, RolloutStop, Turn
+from palestra.types.sampling import VersionSegment
 
 UNGRADED = "ungraded"
 """Type of an error which means that nothing went wrong, but no reward could be given."""
@@ -63,7 +64,7 @@ class EpisodeReader:
     def _branch(self, trajectory: EpisodeTrajectory, newest: int) -> Branch:
         branch = Branch(id="", prompt=trajectory.tokens, turns=[], agent=trajectory.agent)
         for read, start, end in _spans(trajectory.loss_mask):
-            tokens = trajectory.tokens[start:end]
+            tokens, segments = trajectory.tokens[start:end], self._segments(trajectory, start, end, newest)
             if not branch.turns:
                 branch.prompt = trajectory.tokens[:start]
             turn = Turn(
@@ -71,7 +72,8 @@ class EpisodeReader:
                 tokens=tokens,
                 logprobs=trajectory.logprobs[start:end],
                 stop=StopReason.STOP,
-                version=min(*map(self._step_of, trajectory.versions[start:end]), newest),
+                version=segments[0].version,
+                segments=segments if len(segments) > 1 else [],
                 text=self._tokenizer.decode(tokens),
             )
             branch.turns.append(turn)
@@ -81,6 +83,16 @@ class EpisodeReader:
         if branch.turns and trajectory.is_cut:
             branch.turns[-1].stop = StopReason.LENGTH
         return branch
+
+    def _segments(self, trajectory: EpisodeTrajectory, start: int, end: int, newest: int) -> list[VersionSegment]:
+        """Which steps' weights sampled the tokens from `start` to `end`."""
+        found: list[VersionSegment] = []
+        is_inexact = trajectory.inexact_mask[start:end] or [0] * (end - start)
+        for place, (version, inexact) in enumerate(zip(trajectory.versions[start:end], is_inexact, strict=True)):
+            segment = VersionSegment(place, min(self._step_of(version), newest), is_exact=not inexact)
+            if not found or (segment.version, segment.is_exact) != (found[-1].version, found[-1].is_exact):
+                found.append(segment)
+        return found
 
     def _messages(self, rollout: Rollout, request: GroupRequest, result: EpisodeResult) -> list[Message]:
         """Returns the messages as the player reported them, or else decoded from the tokens."""

@@ -117,13 +117,18 @@ def _is_unseen(turns: list[KeptTurn], place: int, unanswered: set[TurnKey]) -> b
 def _shown(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> EpisodeTrajectory:
     """`version`: the version when the episode was claimed, for calls that have none."""
     length = len(trajectory.tokens)
-    temperatures, versions = [0.0] * length, [0] * length
+    temperatures, versions, inexact = [0.0] * length, [0] * length, [0] * length
     for ref in trajectory.turns:
         turn = turns[ref.call].turn
         start = len(turn.prompt)
         end = start + len(turn.samples[ref.sample].tokens)
         temperatures[start:end] = [turn.facts.temperature] * (end - start)
         versions[start:end] = [version if turn.facts.version is None else turn.facts.version] * (end - start)
+        for segment in turn.facts.segments[ref.sample] if turn.facts.segments else ():
+            first = start + segment.start
+            inexact[first:end] = [int(not segment.is_exact)] * (end - first)
+            if segment.version is not None:
+                versions[first:end] = [segment.version] * (end - first)
     last = turns[trajectory.turns[-1].call]
     return EpisodeTrajectory(
         tokens=trajectory.tokens,
@@ -131,6 +136,7 @@ def _shown(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> Episo
         logprobs=trajectory.logprobs,
         temperatures=temperatures,
         versions=versions,
+        inexact_mask=inexact if any(inexact) else [],
         trace_id=last.trace_id,
         agent=agent_of(last.turn.facts, turns),
         is_cut=last.turn.samples[trajectory.turns[-1].sample].stop_reason == StopReason.LENGTH,

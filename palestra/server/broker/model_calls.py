@@ -100,6 +100,10 @@ class EpisodeCalls:
         self.check(attempt)
         return self._broker.board.run_info(attempt.owner, self._run_of(attempt)).model
 
+    def version_of(self, attempt: AttemptRef, model: str) -> int | None:
+        """Returns the version of a model that was published for the attempt's run; None if it is not known."""
+        return self._broker.board.version_of(attempt.owner, self._run_of(attempt), model)
+
     async def _admitted(self, attempt: AttemptRef) -> AdmittedCall:
         broker, loop = self._broker, asyncio.get_running_loop()
         until = loop.time() + broker.config.hold_calls_s

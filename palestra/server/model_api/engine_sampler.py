@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from palestra.server.broker.model_calls import EpisodeCalls
@@ -14,11 +15,13 @@ from palestra.server.core.futures import SampleFuture
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SampleCall, SamplingSessions
+from palestra.server.core.samples.weights_changes import changes_of
 from palestra.server.core.shutdown import Shutdown
 from palestra.server.model_api.model_resolver import SamplingTarget, weights_name
+from palestra.store.queries.traces import CallSegment
 from palestra.types import Grammar, SampleRequest, SampleResult
 from palestra.types.engine import Blame, EngineFailure, Sampled, StreamedTokens, decode_from_worker
-from palestra.types.sampling import StopReason
+from palestra.types.sampling import StopReason, WeightsChange
 
 T = TypeVar("T")
 
@@ -29,11 +32,21 @@ WAIT_S = 60.0  # only the interval at which it checks again
 class SampleOutcome:
     result: SampleResult
     compute_s: float
+    segments: list[list[CallSegment]] = field(default_factory=list)
+    """Where newer weights took over, for each sequence; empty if none did."""
 
 
 class RunningSample:
-    def __init__(self, future: SampleFuture, weights: str, grammar: Grammar | None, shutdown: Shutdown):
-        self._future, self._shutdown = future, shutdown
+    def __init__(
+        self,
+        future: SampleFuture,
+        weights: str,
+        grammar: Grammar | None,
+        shutdown: Shutdown,
+        segment: Callable[[WeightsChange], CallSegment],
+    ):
+        """`segment` says what is known of weights that took over."""
+        self._future, self._shutdown, self._segment = future, shutdown, segment
         self.weights = weights
         """The exact weights that are sampled from."""
         self._grammar = grammar
@@ -67,7 +80,9 @@ class RunningSample:
             raise _failed(message.outcome, self._grammar)
         if any(s.stop_reason is StopReason.ABORT for s in message.outcome.sequences):
             raise ApiError(503, "the sampling was interrupted; send the request again", retry_after_s=1.0)
-        return SampleOutcome(message.outcome, message.compute_s)
+        changes = changes_of(message, self._future.sampler_id)
+        segments = [[self._segment(change) for change in own] for own in changes] if any(changes) else []
+        return SampleOutcome(message.outcome, message.compute_s, segments)
 
     def _refuse_when_stopping(self) -> None:
         if self._shutdown.has_begun and not self._future.is_done:
@@ -92,7 +107,8 @@ class EngineSampler:
             try:
                 with self._calls.aborting(caller, lambda: sampling.cancel(future)):
                     weights = weights_name(sampling.samplers[future.sampler_id])
-                    yield RunningSample(future, weights, request.grammar, self._shutdown)
+                    segment = partial(self._segment, caller)
+                    yield RunningSample(future, weights, request.grammar, self._shutdown, segment)
             finally:
                 sampling.cancel(future)  # does nothing if it is done
                 sampling.forget(future)
@@ -104,6 +120,16 @@ class EngineSampler:
                     503, f"{target.name} was moved to other weights; send the request again", retry_after_s=1.0
                 ) from None
             raise
+
+    def _segment(self, caller: Caller, change: WeightsChange) -> CallSegment:
+        sampler = self._sampling.samplers.get(change.weights)
+        version = None if caller.attempt is None else self._calls.version_of(caller.attempt, change.weights)
+        return CallSegment(
+            start=change.start,
+            weights=change.weights if sampler is None else weights_name(sampler),
+            version=version,
+            is_exact=change.is_exact,
+        )
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -46,6 +46,18 @@ class TurnSample(Struct, frozen=True, kw_only=True):
     stop_reason: str
 
 
+class CallSegment(Struct, frozen=True, kw_only=True):
+    """Tokens of a sample, from `start` to the next segment, that other weights drew than those before."""
+
+    start: int
+    weights: str
+    """As in `TurnFacts`."""
+    version: int | None = None
+    """As in `TurnFacts`."""
+    is_exact: bool = True
+    """False: they saw keys and values of older weights."""
+
+
 AGENT = "agent"
 """Key in the `metadata` of a call: for which of several agents it is."""
 
@@ -60,6 +72,8 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
     """Identifies the weights exactly: two turns with the same text here were sampled from the same weights."""
     version: int | None = None
     """Version of the weights of an episode's run, as its trainer counts them."""
+    segments: list[list[CallSegment]] = []
+    """For each sample, where newer weights took over while it was sampled; empty if none did."""
     temperature: float
     match: str
     """How the prompt was found: new, continued, branched, unmatched, given."""

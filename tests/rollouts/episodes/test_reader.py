@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from palestra.rollouts.episodes.reader import EpisodeReader
@@ -23,6 +24,7 @@ from palestra.types.episodes import (
     PlayedGroup,
 )
 from palestra.types.rollouts import Branch, Group, RolloutStop
+from palestra.types.sampling import VersionSegment
 from tests.training.records import group_of, make_config, make_rollout, make_turn
 from tests.training.scripted import a_request, chat_tokenizer
 
@@ -216,3 +218,15 @@ def test_tokens_of_branches_are_kept(tmp_path):
         assert [(row["id"], row["agent"]) for row in rows][:2] == [("g-0", "solver"), ("g-0/1", "critic")]
         assert all(row["advantages"] for row in rows)
         assert [record["branches"] for record in run.read_rollouts(1)] == [1, 1]
+
+
+def test_a_turn_that_outlived_its_weights_has_segments():
+    line = trajectory("rrsssssrs", version=7)
+    line = msgspec.structs.replace(line, versions=[0, 0, 7, 7, 8, 9, 9, 0, 9], inexact_mask=[0] * 5 + [1, 1, 0, 0])
+    (rollout,) = read(played((EpisodeResult(reward=1.0), [line])), newest=9).rollouts
+    first, second = rollout.turns
+    assert first.version == 2
+    assert first.segments == [VersionSegment(0, 2), VersionSegment(2, 3), VersionSegment(3, 4, is_exact=False)]
+    assert (first.versions, first.inexact_tokens) == ([2, 2, 3, 4, 4], 2)
+    assert (second.version, second.segments) == (4, [])
+    assert (rollout.oldest_version, rollout.newest_version) == (2, 4)

@@ -129,3 +129,38 @@ def test_a_call_of_a_paused_run_is_held(alice: Api) -> None:
     assert alice.end(lease)["status"] == "accepted"
     (line,) = alice.played()[0]["episodes"][0]["trajectories"]
     assert (line["tokens"], set(line["versions"])) == (whole(answer), {0, 1})  # what is read has none
+
+
+@pytest.mark.parametrize("keep_keys", [False, True], ids=["recompute", "keep"])
+def test_a_call_goes_on_with_newer_weights_between_two_tokens(
+    alice: Api, bob: Api, sessions: list[str], keep_keys: bool
+) -> None:
+    """In the trajectory each token has the version that sampled it; the trace names the weights too."""
+    before, after = sessions
+    http = alice.server.http(key=alice.key)
+    alice.put_run()
+    alice.of_run("weights", version=4, model=before)
+    alice.register()
+    lease = alice.claim_one()
+    with player(lease) as client:
+        options = {"max_tokens": 400, "extra_body": {"min_tokens": 400}, "stream": True}
+        answer = say(client, HI, **options)
+        next(answer)
+        alice.of_run("weights", version=5, model=after)
+        body = {"sampling_session_ids": [before], "to": after, "keep_keys": keep_keys}
+        assert bob.server.http(key=bob.key).post("/api/v1/continue_samples", json=body).status_code == 404
+        assert http.post("/api/v1/continue_samples", json=body).json() == {"changed": 1}
+        for _ in answer:
+            pass
+    alice.end(lease)
+    (line,) = alice.played()[0]["episodes"][0]["trajectories"]
+    versions = [v for v, m in zip(line["versions"], line["loss_mask"], strict=True) if m]
+    assert versions == sorted(versions)
+    assert (set(versions), len(versions)) == ({4, 5}, 400)
+    # Equal weights under another name: nothing had to be computed anew, and nothing is mixed.
+    assert not line.get("inexact_mask")
+    trace = http.get(f"/v1/traces/{line['trace_id']}").json()
+    (turn,) = trace["turns"]
+    (segment,) = turn["segments"][0]
+    assert (segment["start"], segment["version"]) == (versions.index(5), 5)
+    assert segment["weights"] != turn["weights"]

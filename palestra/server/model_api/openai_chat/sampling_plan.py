@@ -74,6 +74,7 @@ class SamplingPlan:
             base_model=self.target.worker.name,
             weights=weights,
             version=self.target.version,
+            segments=outcome.segments,
             temperature=self.request.params.temperature,
             match=match.value,
             started_at=time.time() - (done - origin.started),
