@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.export import export_checkpoint
 from palestra.checkpoints.export_check import check_export
-from palestra.checkpoints.gguf import ADAPTER_FILE, MODEL_FILE
+from palestra.checkpoints.gguf import ADAPTER_FILE, MODEL_FILE, families
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.runs.export_form import GgufSettings
 from tests.checkpoints.conftest import write_adapter
@@ -21,7 +21,7 @@ from tests.checkpoints.gguf_models import TEXTS, metadata, with_qwen_words, with
 from tests.model.loading.test_packed_files import write_mxfp4
 
 slow = pytest.mark.slow
-FAMILIES = ["llama", pytest.param("mistral", marks=slow), pytest.param("qwen2", marks=slow), "qwen3", "gemma3"]
+FAMILIES = ["llama", pytest.param("mistral", marks=slow), pytest.param("qwen2", marks=slow), "qwen3", "gemma3", "phi3"]
 
 
 @pytest.mark.parametrize("tie", [True, pytest.param(False, marks=slow)])
@@ -200,14 +200,20 @@ def test_what_the_format_has_not_is_refused_with_what_helps(random_model, tmp_pa
     tied = random_model(tie=True)
     write_adapter(tied, tmp_path / "tied", 3, train_unembed=True)
     assert "the unembedding of a tied model" in refusal(tied, tmp_path / "tied", "gguf-adapter")
-    sparse = random_model(family="gemma4_moe")
-    write_adapter(sparse, tmp_path / "sparse", 3)
-    assert "experts of Gemma 4" in refusal(sparse, tmp_path / "sparse", "gguf-adapter")
+    for family, reason in (("gemma4_moe", "experts of Gemma 4"), ("deepseek_v3", "trains latent attention")):
+        unread = random_model(family=family)
+        write_adapter(unread, tmp_path / family, 3)
+        assert reason in refusal(unread, tmp_path / family, "gguf-adapter")
     assert "leave --dtype and --quant away" in refusal(form="gguf-adapter", gguf=GgufSettings("q8_0"))
     other = random_model(family="phi3")
     write_adapter(other, tmp_path / "other", 3)
-    said = refusal(other, tmp_path / "other")
-    assert "Phi3ForCausalLM cannot be written as GGUF; families that can: llama, mistral, qwen2, qwen3, " in said
+    with monkeypatch.context() as patched:
+        patched.delitem(families.FAMILIES, "phi3")
+        said = refusal(other, tmp_path / "other")
+    assert "Phi3ForCausalLM cannot be written as GGUF; families that can: llama, mistral, ministral3, qwen2," in said
+    both = random_model(family="nemotron_h")
+    write_adapter(both, tmp_path / "both", 3)
+    assert "without its choice of layers with experts" in refusal(both, tmp_path / "both")
     yarn = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "attention_factor": 1.0}
     scaled = random_model(overrides={"rope_parameters": yarn})
     assert "without its rope settings attention_factor" in refusal(scaled)

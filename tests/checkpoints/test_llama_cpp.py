@@ -27,6 +27,7 @@ pytestmark = [
 ]
 EXACT = 2e-5
 GELU = 3e-3  # llama.cpp reads it from a table in float16
+SLOWEST = 1e-3  # llama.cpp does not turn the slowest pairs of Qwen3-VL's heads by the positions of text
 TOKENS = np.random.default_rng(0).integers(0, 500, 96).tolist()
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
@@ -42,6 +43,19 @@ FOUR_LAYERS = QWEN35 | {
     "layer_types": [*["linear_attention"] * 3, "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
 }
+LONGROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.0, 1.1, 1.2, 1.5, 2.0],
+        "long_factor": [1.0, 1.5, 3.0, 8.0, 16.0, 32.0],
+        "original_max_position_embeddings": 512,
+    },
+    "original_max_position_embeddings": 512,
+}
+DENSE_NEMOTRON = {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"]}
+SPARSE_NEMOTRON = {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"]}
 SHARED_KEYS = {
     "num_hidden_layers": 4,
     "num_kv_shared_layers": 2,
@@ -52,6 +66,7 @@ OVERRIDES = {
     "qwen3_5": QWEN35,
     "qwen3_5_moe": QWEN35,
     "gpt_oss": {"rope_parameters": GPT_OSS},
+    "nemotron_h": SPARSE_NEMOTRON,
 }
 CASES = {
     "llama": ({"family": "llama"}, EXACT),
@@ -70,9 +85,21 @@ CASES = {
     "smollm3": ({"family": "smollm3", "overrides": {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}}, EXACT),
     "granite": ({"family": "granite"}, EXACT),
     "seed_oss": ({"family": "seed_oss"}, EXACT),
+    "phi3": ({"family": "phi3"}, EXACT),
+    "phi3, long": ({"family": "phi3", "overrides": LONGROPE}, EXACT),
+    "olmo3": ({"family": "olmo3"}, EXACT),
+    "ministral3": ({"family": "ministral3"}, EXACT),
+    "qwen3_next": ({"family": "qwen3_next"}, EXACT),
+    "glm4_moe": ({"family": "glm4_moe"}, EXACT),
+    "glm4_moe_lite": ({"family": "glm4_moe_lite"}, EXACT),
+    "deepseek_v3": ({"family": "deepseek_v3"}, EXACT),
+    "nemotron_h": ({"family": "nemotron_h", "overrides": DENSE_NEMOTRON}, EXACT),
+    "nemotron_h with experts": ({"family": "nemotron_h", "overrides": SPARSE_NEMOTRON}, EXACT),
     "qwen3.5": ({"family": "qwen3_5", "overrides": QWEN35}, EXACT),
     "qwen3.5, four layers": ({"family": "qwen3_5", "overrides": FOUR_LAYERS}, EXACT),
     "qwen3.5 with experts": ({"family": "qwen3_5_moe", "overrides": QWEN35}, EXACT),
+    "qwen3_vl": ({"family": "qwen3_vl"}, SLOWEST),
+    "qwen3_vl with experts": ({"family": "qwen3_vl_moe"}, SLOWEST),
     "gpt-oss": ({"family": "gpt_oss", "overrides": {"rope_parameters": GPT_OSS}}, EXACT),
     "gpt-oss as published": ({"family": "gpt_oss", "overrides": PUBLISHED_GPT_OSS}, 0.1),
     "gemma3": ({"family": "gemma3"}, GELU),
@@ -137,6 +164,12 @@ ADAPTERS = {
     "gpt_oss": {},
     "gemma4": {},
     "gemma4_moe": {"train_mlp": False},
+    "phi3": {},
+    "ministral3": {},
+    "qwen3_next": {},
+    "glm4_moe": {},
+    "deepseek_v3": {"train_attn": False, "train_unembed": False},
+    "nemotron_h": {},
 }
 
 
@@ -145,7 +178,7 @@ def test_an_adapter_file_does_to_its_base_what_the_adapter_does(case, random_mod
     family = case.partition(",")[0]
     overrides = OVERRIDES.get(family, {})
     base = with_qwen_words(random_model(family=family, tie=False, overrides=overrides), tmp_path / "base")
-    write_adapter(base, tmp_path / "adapter", 3, train_unembed=True, **ADAPTERS[case])
+    write_adapter(base, tmp_path / "adapter", 3, **{"train_unembed": True} | ADAPTERS[case])
     export_checkpoint(tmp_path / "adapter", tmp_path / "out", "gguf-adapter", base=base)
     write_adapter(base, tmp_path / "nothing", 0, scale=0.0)
     export_checkpoint(tmp_path / "nothing", tmp_path / "base-gguf", "gguf", base=base)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from palestra.checkpoints import CheckpointError
-from palestra.checkpoints.gguf.families import gguf_family
+from palestra.checkpoints.gguf.readability import gguf_family
 from palestra.checkpoints.gguf.shape_metadata import add_shape
 from palestra.checkpoints.gguf.tensor_plan import PlannedTensor, plan_tensors
 from palestra.checkpoints.gguf.tokenizer_metadata import add_tokenizer

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from palestra.checkpoints.gguf.families import GgufFamily
 from palestra.checkpoints.gguf.weight_names import WeightNames
-from palestra.checkpoints.gguf.weight_order import column_order, row_order
+from palestra.checkpoints.gguf.weight_parts import Change, weight_parts
 from palestra.model.attention.rope import Rotary
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
@@ -19,10 +19,7 @@ from palestra.model.lora.merged_export import MergedWeights
 
 ROPE_FACTORS = "rope_freqs.weight"
 _ONE_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-_ALL_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)(_bias)?")
-_HALVES = ("gate_proj", "up_proj")
-_FLOAT32 = (".ffn_gate_inp.", ".ssm_conv1d.")
-_Change = Callable[[Tensor], Tensor]
+_FLOAT32 = (".ffn_gate_inp.weight", ".ssm_conv1d.weight", ".ssm_norm.weight", ".ssm_a", ".ssm_d", ".bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +32,9 @@ class PlannedTensor:
 
     @property
     def is_float32(self) -> bool:
-        """Vectors, biases, convolutions and what chooses experts keep their precision whatever matrices are written
-        in."""
-        return len(self.shape) == 1 or self.name.endswith(".bias") or any(part in self.name for part in _FLOAT32)
+        """Vectors, what state spaces and biases have, and what chooses experts keep their precision whatever matrices
+        are written in."""
+        return len(self.shape) == 1 or self.name.endswith(_FLOAT32)
 
     @property
     def is_of_experts(self) -> bool:
@@ -50,6 +47,10 @@ def plan_tensors(
     names = WeightNames(family, spec.n_layers)
     if spec.rope.type in ("llama3", "proportional"):
         yield PlannedTensor(ROPE_FACTORS, (spec.rope.dim // 2,), lambda: _rope_factors(spec))
+    if spec.rope.type == "longrope":
+        for kind in ("long", "short"):
+            factors = torch.tensor(spec.rope.parameters[f"{kind}_factor"], dtype=torch.float32)
+            yield PlannedTensor(f"rope_factors_{kind}.weight", (len(factors),), lambda factors=factors: factors)
     for source in weights.names:
         if source in HEADS and spec.tie_embeddings and not weights.is_untied:
             continue  # a copy
@@ -60,35 +61,11 @@ def plan_tensors(
             if found[2] == "0":
                 yield _stacked(names.of(f"{found[1]}.{found[3]}"), source, weights)
             continue
-        for name, change in _parts(plain, spec, family):
+        for name, change in weight_parts(plain, spec, family):
             yield _changed(names.of(name), source, change, weights)
 
 
-def _parts(plain: str, spec: ModelSpec, family: GgufFamily) -> Iterator[tuple[str, _Change]]:
-    """The parameters that one of a Hugging Face folder becomes, and what is done to its numbers."""
-    if (found := _ALL_EXPERTS.fullmatch(plain)) is None:
-        yield plain, lambda weight: _arranged(plain, weight, spec, family)
-        return
-    if family.is_gemma4:
-        yield plain, lambda stack: stack
-        return
-    turned = next(iter(spec.experts.values())).is_interleaved and found[3] is None  # the matrices are transposed
-    if found[2] == "down_proj":
-        yield plain, lambda stack: stack.mT if turned else stack
-        return
-    for half, leaf in enumerate(_HALVES):
-        yield f"{found[1]}.{leaf}{found[3] or ''}", lambda stack, half=half: _half(stack, half, spec, turned=turned)
-
-
-def _half(stack: Tensor, half: int, spec: ModelSpec, *, turned: bool) -> Tensor:
-    """Gates or ups of all experts, which are rows of one matrix."""
-    rows = stack.mT if turned else stack
-    if next(iter(spec.experts.values())).is_interleaved:
-        return rows[:, half::2]
-    return rows.chunk(2, dim=1)[half]
-
-
-def _changed(name: str, source: str, change: _Change, weights: MergedWeights) -> PlannedTensor:
+def _changed(name: str, source: str, change: Change, weights: MergedWeights) -> PlannedTensor:
     shape = tuple(change(torch.empty(weights.shape(source), device="meta")).shape)
     return PlannedTensor(name, shape, lambda: change(weights.tensor(source)))
 
@@ -100,23 +77,6 @@ def _stacked(name: str, first: str, weights: MergedWeights) -> PlannedTensor:
         sources.append(following)
     shape = (len(sources), *weights.shape(first))
     return PlannedTensor(name, shape, lambda: torch.stack([weights.tensor(source).float() for source in sources]))
-
-
-def _arranged(plain: str, weight: Tensor, spec: ModelSpec, family: GgufFamily) -> Tensor:
-    module = plain.removesuffix(".weight").removesuffix(".bias")
-    if (rows := row_order(module, spec, family)) is not None:
-        weight = weight[rows]
-    if (columns := column_order(module, spec)) is not None:
-        weight = weight[:, columns]
-    if plain.endswith(".A_log"):
-        return -weight.float().exp()
-    if plain.endswith(".conv1d.weight"):
-        return weight.squeeze(1)
-    if plain.endswith(".shared_expert_gate.weight"):
-        return weight[0]
-    if spec.has_offset_norms and plain.endswith("norm.weight") and not plain.endswith("linear_attn.norm.weight"):
-        return weight.float() + 1
-    return weight
 
 
 def _rope_factors(spec: ModelSpec) -> Tensor:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _ENDS = {
     "self_attn.sinks": "self_attn.sinks.weight",
     "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+    "mixer.dt_bias": "mixer.dt.bias",
+    "gate.e_score_correction_bias": "gate.e_score_correction.bias",
     "experts.gate_proj_bias": "experts.gate_proj.bias",
     "experts.up_proj_bias": "experts.up_proj.bias",
     "experts.down_proj_bias": "experts.down_proj.bias",
@@ -37,8 +39,10 @@ class WeightNames:
     def of(self, plain: str) -> str:
         """Of a parameter, or of a module. Raises CheckpointError where the format has none."""
         leaf = ".".join(plain.rsplit(".", 2)[1:])
-        named = plain.removesuffix(leaf) + _ENDS.get(leaf, leaf)
-        name = self._names.get_name(named, try_suffixes=(".weight", ".bias", ".scale"))
+        named = (plain.removesuffix(leaf) + _ENDS.get(leaf, leaf)).replace(".mixer.experts.", ".mlp.experts.")
+        spellings = (named, f"backbone.{named.removeprefix('model.')}")
+        found = (self._names.get_name(one, try_suffixes=(".weight", ".bias", ".scale")) for one in spellings)
+        name = next((one for one in found if one is not None), None)
         if name is None:
             raise CheckpointError(f"GGUF has no name for {plain} in a model of {self._architecture}")
         return f"{name}.weight" if _PLAIN.fullmatch(plain) else name
