@@ -1,4 +1,4 @@
-"""How an agent ended, and what that is worth."""
+"""Endings of agents, and their rewards."""
 
 from __future__ import annotations
 

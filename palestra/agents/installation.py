@@ -1,4 +1,4 @@
-"""Where an agent is installed on this machine, so that a sandbox of this machine can show it."""
+"""Finds where an agent is installed on this machine, so that a sandbox here can show it."""
 
 from __future__ import annotations
 

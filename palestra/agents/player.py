@@ -218,7 +218,7 @@ async def _put_at_home(box: Sandbox, name: str, text: str) -> None:
 
 
 def _for_people(run: AgentRun) -> JsonObject:
-    """What the page of the rollout shows of it: the diff, and the time of each model call of the agent itself."""
+    """Returns what the page of the rollout shows: the diff, and the time of each model call of the agent itself."""
     own = [] if run.calls is None else [call for call in run.calls.calls if not call.agent]
     verdict = {ResultKey.VERDICT: {"patch": run.patch[:MOST_SHOWN]}} if run.patch else {}
     return {**verdict, **({ResultKey.TURN_TIMES: turn_times(own)} if own else {})}

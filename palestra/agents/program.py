@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentTask:
-    """What an agent gets when it is started for an episode."""
+    """The arguments with which an agent is started for an episode."""
 
     prompt: str
     model: str

@@ -51,7 +51,7 @@ class ProbeEpisode(Struct, kw_only=True):
 
     @property
     def outcome(self) -> str:
-        """What must be the same if the same is played again, as text."""
+        """Returns as text what must be the same if the same is played again."""
         return json.dumps([self.messages, self.reward, self.trouble], sort_keys=True, default=str)
 
     @property

@@ -42,7 +42,7 @@ def probe_table(report: AuditReport) -> list[list[str]]:
 
 
 def remark_lines(report: AuditReport) -> list[str]:
-    """What was measured, what is accepted, and what could not be played."""
+    """Returns lines on what was measured, what is accepted, and what could not be played."""
     accepted = [f"{kind} is accepted here: {reason}" for kind, reason in report.accepted.items()]
     return [*_figures(report.figures), *accepted, *report.notes]
 

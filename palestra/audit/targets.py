@@ -1,4 +1,4 @@
-"""What is audited, by its name on the command line.
+"""Targets of an audit, by their name on the command line.
 
 | name | |
 | --- | --- |

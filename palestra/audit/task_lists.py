@@ -118,7 +118,7 @@ def _bounded(tasks: Sequence[Task]) -> Iterator[Task]:
 
 
 def content_of(task: Task) -> str:
-    """What is asked and what else decides about the task, as text: spaces, case and names do not count."""
+    """Returns the prompt and what else decides about the task, as text: spaces, case and names do not count."""
     said = [" ".join(str(message.get("content")).split()).casefold() for message in task.prompt]
     row = {key: value for key, value in task.extras.items() if str(key).lower() not in NAMES}
     return json.dumps([said, row], sort_keys=True, default=str)
@@ -145,7 +145,7 @@ def listing(splits: Splits) -> dict[Split, list[str]]:
 
 
 def judge_fresh_listing(entry: EnvironmentEntry, splits: Splits, timeout_s: float) -> list[AuditFinding]:
-    """Lists the tasks in a new process, in which hashes of texts are others."""
+    """Lists the tasks in a new process, in which texts have different hashes."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", LISTING],

@@ -92,7 +92,7 @@ class _Share:
 
 class ConversationCache:
     """A thread-safe cache. A conversation is evicted as a whole, with its branches: the least recently used one of the
-    owner who has the most, so that no owner evicts the conversations of others."""
+    owner who has the most, so that no owner evicts the conversations of other owners."""
 
     def __init__(
         self,

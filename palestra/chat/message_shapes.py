@@ -17,7 +17,7 @@ BETWEEN = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class MessageShape:
-    """What a template takes."""
+    """The sequences of messages that a template takes."""
 
     systems: bool
     """Several system messages at the beginning."""

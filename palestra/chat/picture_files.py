@@ -2,7 +2,7 @@
 
 A part is `{"type": "image_url", "image_url": {"url": …}}`, `{"type": "input_image", "image_url": …}` or `{"type":
 "image", "image": …}`. Its URL is a `data:` URL, a `file:` URL where the caller allows files, or `picture:` and the
-digest of a file that the caller has. Owns: what is read, and what is refused. Never touches: pixels, the network.
+digest of a file that the caller has.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SeenMessages:
     """With URLs that name files by their digests, for records."""
 
     def placed(self, tokens: PictureTokens | None, ids: Sequence[int], offset: int = 0) -> list[PromptPicture]:
-        """Where the pictures are among these ids, which begin at `offset` of the conversation. Raises ChatError."""
+        """Finds the pictures among these ids, which begin at `offset` of the conversation. Raises ChatError."""
         if not self.files:
             return []
         assert tokens is not None  # without them `read_pictures` refuses

@@ -61,7 +61,7 @@ class PictureTokens:
         return _MARK.sub(lambda found: self.before + self.image * int(found[2]) + self.behind, text)
 
     def places(self, ids: Sequence[int], marks: Sequence[PictureMark]) -> list[int]:
-        """Where the pictures of a prompt stand, in its order. Single tokens of this kind may be around: a model can
+        """Finds the places of a prompt's pictures, in its order. Single tokens of this kind may be around: a model can
         sample them. Raises ChatError where a picture is not there."""
         starts: list[int] = []
         at = 0

@@ -91,7 +91,7 @@ class ChatTokenizer:
 
     @cached_property
     def shape(self) -> MessageShape:
-        """Which sequences of messages the template takes."""
+        """Returns which sequences of messages the template takes."""
         return MessageShape.of(self.render)
 
     def template_knows(self, variable: str) -> bool:

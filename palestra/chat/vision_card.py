@@ -1,4 +1,4 @@
-"""What a model folder says about pictures: how they are resized, and which token stands for them."""
+"""Reads how a model's pictures are resized, and which token stands for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MERGE = 2
 
 
 def read_card(folder: Path, tokens: PictureTokens | None) -> VisionCard | None:
-    """None if the folder's model reads text only. Raises ChatError."""
+    """Reads the folder's card. None if its model reads text only. Raises ChatError."""
     tower = read_json_file(folder / "config.json").get("vision_config")
     if tokens is None or not isinstance(tower, dict) or "patch_size" not in tower:
         return None

@@ -155,7 +155,8 @@ def _results(metrics: Sequence[JsonObject], step: int, *, has_picture: bool) -> 
 
 
 def _thinned(rows: Sequence[JsonObject], step: int) -> list[JsonObject]:
-    """Some rows: the first, the last, that of the published step, and others between them at equal distances."""
+    """Returns some rows: the first, the last, that of the published step, and others between them at equal
+    distances."""
     last = len(rows) - 1
     kept = {round(last * point / (POINTS - 1)) for point in range(POINTS)} if last else {0}
     return [row for place, row in enumerate(rows) if place in kept or row["step"] == step]

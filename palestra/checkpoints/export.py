@@ -50,7 +50,7 @@ def base_of(adapter: Path, given: str | None = None) -> Path:
 
 
 def portable_name(base: Path) -> str:
-    """What the base is called on another machine: its Hugging Face id, or else the name of its folder."""
+    """Returns the base's name on another machine: its Hugging Face id, or else the name of its folder."""
     cached = next((part for part in base.parts if part.startswith(CACHED)), None)
     return cached.removeprefix(CACHED).replace("--", "/", 1) if cached else base.name
 

@@ -126,7 +126,8 @@ def _load_elsewhere(out: Path, form: ExportForm, base: Path) -> torch.nn.Module:
 
 
 def _load_gguf(out: Path, base: Path) -> torch.nn.Module:
-    """With the base's config, since transformers does not read all that the file says of the model's shape."""
+    """Loads the file with the base's config, since transformers does not read all that the file says of the model's
+    shape."""
     from gguf import GGUFReader
     from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 

@@ -29,7 +29,7 @@ ALPHA = LoraConfig().alpha
 
 
 class ImportedCheckpoint(Struct, frozen=True, kw_only=True):
-    """Where an imported adapter is."""
+    """The addresses of an imported adapter."""
 
     base_model: str
     rank: int
@@ -81,7 +81,7 @@ def adapter_folder(source: str) -> Path:
 
 
 def served_base(named: str, served: Sequence[str], given: str | None, *, source: str, server: str) -> str:
-    """Which of the served models an adapter belongs to: `given`, or the one that it names as its base."""
+    """Finds the served model of an adapter: `given`, or the one that it names as its base."""
     if given is not None:
         if given not in served:
             raise CheckpointError(f"{server} does not serve {given}; {did_you_mean(given, served)}")

@@ -1,4 +1,4 @@
-"""Where the files of a checkpoint are read from: a folder here, or a server that has them."""
+"""Sources of a checkpoint's files: a folder here, or a server that has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How `palestra eval` plays evaluations one after the other and prints what came out."""
+"""Plays the evaluations of `palestra eval` one after the other, and prints what came out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How commands report: a result on stdout, one line on stderr when something is wrong, and an exit code."""
+"""Reports of commands: a result on stdout, one line on stderr when something is wrong, and an exit code."""
 
 from __future__ import annotations
 

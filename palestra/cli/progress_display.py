@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: a live display in a terminal, a line for each step elsewhere, and in both
+"""Shows a run while it goes: a live display in a terminal, a line for each step elsewhere, and in both
 the stage that the run is in, how far it is and since when.
 """
 

@@ -198,7 +198,7 @@ def closing_text(folder: RunFolder, summary: JsonObject) -> str:
 
 
 def last_warnings(folder: RunFolder) -> list[str]:
-    """What is wrong with the run at its end, in short: its advisories were printed in full when they began."""
+    """Returns what is wrong with the run at its end, in short: its advisories were printed in full when they began."""
     from palestra.runs.advisories import find_advisories
     from palestra.runs.metric_table import read_table
 

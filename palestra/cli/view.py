@@ -25,7 +25,7 @@ from palestra.types.gym import GYM_HEAD
     metavar="KEY",
     envvar="PALESTRA_VIEW_KEY",
     show_envvar=True,
-    help="Key that others have to give. [beyond this machine: one is made]",
+    help="Key that other machines must give. [beyond this machine: one is made]",
 )
 @click.option("--public-url", metavar="URL", help="Address by which browsers reach it through a proxy.")
 @click.option("--gym", metavar="URL", default=GYM_HEAD, show_default=True, help="Head server of the gym that is shown.")

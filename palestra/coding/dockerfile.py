@@ -139,7 +139,7 @@ def folder_files(folder: Path, into: str, hidden: Collection[str] = ()) -> list[
 
 
 def check_inside(path: Path, folder: Path) -> None:
-    """Raises TaskError where a path or a link leads out of a folder: tasks are written by others."""
+    """Raises TaskError where a path or a link leads out of a folder: tasks are untrusted."""
     if not path.resolve().is_relative_to(folder.resolve()):
         raise TaskError(f"{path} leads out of {folder}; put a copy of the file there")
 

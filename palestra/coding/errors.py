@@ -1,4 +1,4 @@
-"""What can be wrong with a task, and what with its verifier."""
+"""Errors of tasks and of their verifiers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wrong_setting(file: Path, error: ValidationError) -> TaskError:
 
 
 class BrokenWork(SandboxError):
-    """What the agent left cannot be judged: it does not fit a sandbox, or is in the way of the task's own files."""
+    """The agent's work cannot be judged: it does not fit a sandbox, or is in the way of the task's own files."""
 
 
 class VerifierError(RuntimeError):

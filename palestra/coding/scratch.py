@@ -25,6 +25,6 @@ def scratch_folder() -> Iterator[Path]:
 
 @cache
 def _remove_abandoned() -> None:
-    """Once in a process."""
+    """Removes abandoned folders, once in a process."""
     for folder in abandoned(KIND):
         shutil.rmtree(folder, ignore_errors=True)

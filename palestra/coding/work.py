@@ -1,4 +1,4 @@
-"""What an agent left: copies of its working folder in new sandboxes, and what it changed."""
+"""The work of an agent: copies of its folder in new sandboxes, and what it changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all our config models share."""
+"""The base of all config models."""
 
 from __future__ import annotations
 

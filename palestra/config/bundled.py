@@ -1,4 +1,4 @@
-"""What ships with the package: small models, and configs to start from."""
+"""Small models and configs that ship with the package."""
 
 from __future__ import annotations
 

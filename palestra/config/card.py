@@ -1,4 +1,4 @@
-"""What the card of a published model says of a run beyond what the run knows by itself."""
+"""Facts for the card of a published model that the run does not know by itself."""
 
 from __future__ import annotations
 

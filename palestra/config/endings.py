@@ -1,4 +1,4 @@
-"""What a rollout is worth that a limit has ended."""
+"""Rewards of rollouts that a limit has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From files and overrides to a validated config, and back to JSON."""
+"""Makes a validated config from files and overrides, and writes it as JSON."""
 
 from __future__ import annotations
 

@@ -562,7 +562,7 @@ class ServeConfig(Config):
 
     @property
     def checkpoint_url(self) -> str | None:
-        """Where checkpoints are stored; None if that is a folder."""
+        """The URL where checkpoints are stored; None if that is a folder."""
         return self.checkpoints if isinstance(self.checkpoints, str) else None
 
     @property

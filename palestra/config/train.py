@@ -189,7 +189,7 @@ class CheckpointConfig(Config):
     keep_best: str | None = "eval/success"
     """The metric of evaluations by which the best weights are kept beside the newest: the best so far are saved even if
     `every` does not make them due, and deleted when better ones come. Of a loss, less is better. None: the newest are
-    kept and no others."""
+    kept only."""
     select: Literal["best", "last"] = "best"
     """The weights that a finished run stands for, as `final`, by its alias, and by its name in commands: the best by
     `keep_best` if evaluations ran, or the last. A resume goes on from the last step in any case."""
@@ -207,7 +207,7 @@ class SftCheckpointConfig(CheckpointConfig):
 
     keep_best: str | None = "eval/loss"
     """The metric of evaluations on `eval_data` by which the best weights are kept beside the newest. None: the newest
-    are kept and no others."""
+    are kept only."""
 
 
 WHOLE_SEQUENCE = ("gspo", "gmpo")
@@ -339,7 +339,7 @@ class GrpoConfig(RunConfig):
     @model_validator(mode="before")
     @classmethod
     def _played_by_verifiers(cls, given: Any) -> Any:
-        """What verifiers plays are episodes at the server, which keeps the tokens of its calls."""
+        """Sets `rollouts: episodes` where verifiers plays: the server keeps the tokens of its calls."""
         entries = given.get("environments") if isinstance(given, dict) else None
         if not isinstance(entries, list) or "rollouts" in given or not any(map(is_verifiers_entry, entries)):
             return given

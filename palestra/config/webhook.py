@@ -1,4 +1,4 @@
-"""Where the end of a run is reported to."""
+"""The address to which the end of a run is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a dataset, and where."""
+"""Errors of datasets, with their places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RowPlace(Struct, frozen=True):
 
     @property
     def short(self) -> str:
-        """As editors and terminals link it."""
+        """The place in a form that editors and terminals link."""
         return f"{self.file}:{self.line}"
 
 

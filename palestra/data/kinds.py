@@ -1,4 +1,4 @@
-"""What a dataset is for, as its rows say: prompts to play, conversations to learn, pairs to prefer."""
+"""Kinds of datasets, told by their rows: prompts to play, conversations to learn, pairs to prefer."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ OWN_FIELDS = {
 
 
 class Content(Struct):
-    """What a row says, whatever its layout."""
+    """The content of a row, whatever its layout."""
 
     prompt: list[Message] | None
     """None: all is in the answer, whose assistant turns are all learned."""

@@ -1,4 +1,4 @@
-"""Where datasets are: files, folders of files, and datasets of the Hugging Face hub in the caches of this machine.
+"""Finds datasets: files, folders of files, and datasets of the Hugging Face hub in the caches of this machine.
 
 `ORG/NAME` is a dataset of the hub, `ORG/NAME:SPLIT` one split of it: as `huggingface_hub` has downloaded it, or as
 `datasets` has prepared it.

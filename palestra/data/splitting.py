@@ -28,7 +28,8 @@ GroupKey = Callable[[JsonMapping], object]
 
 
 def by_prompt(row: JsonMapping) -> object:
-    """What is said before the first answer: copies of a question, with whatever answers, are one group."""
+    """Returns what comes before the first answer, the key of a group: copies of a question, with whatever answers, are
+    one group."""
     if isinstance(prompt := row.get("prompt"), str):
         return [{"role": "user", "content": prompt}]
     messages = prompt or row.get("messages") or row.get("conversations") or row.get("chosen")

@@ -1,4 +1,4 @@
-"""The alias by which others sample a run's newest weights: `model: "policy"` at the model endpoint."""
+"""The alias by which agents sample a run's newest weights: `model: "policy"` at the model endpoint."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class ChatEnvironment:
 
 
 def _unlimited(task: Task) -> Task:
-    """In a conversation turns are not limited, and an environment that ends at its last one would not answer it."""
+    """Removes the limit of turns: an environment that ends at its last turn would not answer it."""
     return replace(task, extras={**task.extras, "max_turns": FREE_TURNS})
 
 

@@ -1,4 +1,4 @@
-"""What the name of a model means, and an endpoint that has it.
+"""Resolves the name of a model to an endpoint that has it.
 
 What takes seconds to import (tinker, with torch) is imported where it is needed: a model at a server needs none of it.
 
@@ -34,7 +34,7 @@ LOOK_S = 2.0
 
 
 class ModelPlace(Struct, frozen=True, kw_only=True):
-    """Where models are looked for, and how one is served that is nowhere yet."""
+    """Places where models are looked for, and how a model is served that is in none of them."""
 
     server: str | None = None
     """Address of the server that has the models. None: one is started where need be."""

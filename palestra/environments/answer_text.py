@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*")
 
 def last_boxed(text: str) -> str | None:
     r"""Returns the content of the last closed `\boxed{…}`; braces within it may be nested. It takes one pass: a model
-    that writes `\boxed{` ten thousand times must not delay others."""
+    that writes `\boxed{` ten thousand times must not delay other rollouts."""
     opened: list[int | None] = []  # where the inside of each open brace begins, if it belongs to a box
     found: tuple[int, int] | None = None
     for match in _BRACE.finditer(text):

@@ -1,4 +1,4 @@
-"""Which tasks are kept for evaluation where their source does not say: by each task's own text.
+"""Chooses tasks for evaluation where their source has no split, by each task's own text.
 
 So a task is on the same side in every run, whatever the seed, and equal tasks are never on both.
 """

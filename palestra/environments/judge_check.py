@@ -1,4 +1,4 @@
-"""How far a judge agrees with gold: answers that people have graded."""
+"""Measures how far a judge agrees with gold: answers that people have graded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a judge reads, and the verdict in its answer.
+"""The prompt of a judge, and the verdict in its answer.
 
 What is judged stands between tags with a number that depends on the text, so that no answer can close them and go on
 with instructions of its own.

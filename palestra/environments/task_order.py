@@ -1,4 +1,4 @@
-"""Which task comes when, for ever: a function of the seed and a number."""
+"""The endless order of tasks, as a function of the seed and a number."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class TextArenaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """For a game of two: `random` plays one of the moves that the game lists; or `package.module:function`; or a model
     at an endpoint, such as an older checkpoint of the run at its server."""
     seat: Literal[0, 1] | None = None
-    """The player that the policy is. None: the first in games of even seeds, the second in others."""
+    """The seat of the policy. None: the first in games of even seeds, the second in odd ones."""
     system_prompt: str = ""
 
 

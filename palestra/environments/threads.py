@@ -28,7 +28,7 @@ class _Call(Future[Any]):
         self.is_finished = False
 
     def cancel(self) -> bool:
-        """As for any future; a call that is running continues, but its thread no longer counts."""
+        """Cancels the call like any future; a running one continues, but its thread no longer counts."""
         is_cancelled = super().cancel()
         if not is_cancelled and self.running():
             self.abandon(self)

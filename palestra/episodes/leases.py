@@ -70,7 +70,7 @@ def claim(state: BoardState, owner: str, request: ClaimRequest, full: Mapping[st
 
 def why_nothing(state: BoardState, owner: str, request: ClaimRequest, full: Mapping[str, str]) -> RunHold | None:
     """Returns why a claim got nothing, although something was queued. Among several runs, a client's used-up share
-    comes first, because it concerns only this client and not others that wait."""
+    comes first, because it concerns only this client and not other clients that wait."""
     if request.run is not None:
         return _hold(state.run(owner, request.run), request, full)
     first = None

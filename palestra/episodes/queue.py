@@ -31,7 +31,7 @@ class QueuedGroup(Protocol):
 
 
 class Queued(Protocol):
-    """What a queue needs to know about an episode."""
+    """An episode as a queue knows it."""
 
     is_ready: bool
 

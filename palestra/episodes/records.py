@@ -72,7 +72,7 @@ class BoardRun:
 
     @property
     def hold(self) -> RunHold | None:
-        """Why it is not open."""
+        """The reason why the run is not open."""
         if self.is_open:
             return None
         if self.is_paused:

@@ -1,4 +1,4 @@
-"""What is remembered to recognise repeated calls: claims by their ids, in memory; and, also on disk, tombstones of
+"""Records that recognise repeated calls: claims by their ids, in memory; and, also on disk, tombstones of
 committed or deleted episodes and groups.
 """
 

@@ -1,4 +1,4 @@
-"""What each benchmark needs, and what of it is here."""
+"""Lists what each benchmark needs, and what of it is installed."""
 
 from __future__ import annotations
 

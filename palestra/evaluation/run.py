@@ -181,7 +181,7 @@ async def _judge(config: EvaluationConfig, run: RunFolder, groups: Sequence[Grou
 
 
 def _played(file: Path) -> dict[str, Rollout]:
-    """What was played before. A failure says nothing about the model, so it is played again."""
+    """Returns the rollouts that were played before. A failure says nothing about the model, so it is played again."""
     found = [msgspec.convert(row, Rollout) for row in read_lines(file)]
     return {rollout.id: rollout for rollout in found if not rollout.has_failed}
 

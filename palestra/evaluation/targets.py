@@ -1,4 +1,4 @@
-"""What is evaluated, by its name on the command line.
+"""Targets of an evaluation, by their name on the command line.
 
 | name | |
 | --- | --- |

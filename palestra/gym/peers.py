@@ -1,4 +1,4 @@
-"""How servers reach each other by name: within the process, else over HTTP.
+"""Calls from one server to another by name: within the process, else over HTTP.
 
 Within the process a call goes through the same endpoint as over HTTP, with the same cookies and the same errors, but
 its body and its answer are passed as they are.

@@ -1,4 +1,5 @@
-"""For the tests of a server: one that is really open, and callers with cookies, without sockets and without a gym.
+"""Helpers for the tests of a server: a server that is really open, and callers with cookies, without sockets and
+without a gym.
 
 with opened(Counter, max_sessions=10) as counter:
     caller = counter.caller()

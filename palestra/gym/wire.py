@@ -1,4 +1,4 @@
-"""What passes between gym servers: a call and its answer, the same over HTTP and within one process.
+"""The messages between gym servers: a call and its answer, the same over HTTP and within one process.
 
 Within one process bodies are passed as they are, without a copy: **a receiver never changes a body.** To change one,
 make a new mapping (`{**row, "response": response}`).

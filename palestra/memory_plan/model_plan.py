@@ -1,4 +1,4 @@
-"""What `palestra model info --plan` shows: the memory of a model that is sampled and trained, before it is loaded."""
+"""The plan of `palestra model info --plan`: the memory of a model that is sampled and trained, before it is loaded."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def adapter_bytes(spec: ModelSpec, rank: int, item: int) -> int:
 
 
 def _product(name: str) -> str:
-    """What is written out together has one name: projections of one input, and all experts of a layer."""
+    """Names the linear layers that are written out together: projections of one input, and all experts of a layer."""
     name = re.sub(r"\.experts\.\d+\.", ".experts.", name)
     return re.sub(r"\.(gate|up)_proj", ".gate_up_proj", re.sub(r"\.[qkv]_proj", ".qkv_proj", name))
 
 
 def training_bytes(spec: ModelSpec, tokens: int, item: int, *, kind: str = "cuda", checkpointing: bool = True) -> int:
-    """With checkpointing each layer keeps its two inputs, without it all of its activations; one layer at a time has
-    all of them, and their gradients."""
+    """Returns the bytes of training. With checkpointing each layer keeps its two inputs, without it all of its
+    activations; one layer at a time has all of them, and their gradients."""
     experts = next(iter(spec.experts.values()), None)
     visits = 0 if experts is None else experts.per_token * (5 * experts.size + 2 * spec.hidden_size)
     heads, wide = spec.q_size + 2 * spec.kv_size, max(5 * spec.intermediate_size, visits)

@@ -1,4 +1,4 @@
-"""What `palestra serve --dry-run` shows: which rank goes to which device and how much memory it needs, before anything
+"""The plan of `palestra serve --dry-run`: which rank goes to which device and how much memory it needs, before anything
 starts; and where that is more than there is, the nearest settings with which it fits.
 """
 
@@ -170,9 +170,9 @@ def _nearest(model: ModelConfig, facts: _Facts, room: int) -> dict[str, Any] | N
 
 
 def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
-    """From what changes least to what costs most: recomputing, smaller micro-batches, a smaller cache; a divided base
-    model; fewer bits; more GPUs. Where the worker samples, ranks share every layer if they can: layers that are
-    gathered for each token are slow."""
+    """Yields changes from what changes least to what costs most: recomputing, smaller micro-batches, a smaller cache; a
+    divided base model; fewer bits; more GPUs. Where the worker samples, ranks share every layer if they can: layers
+    that are gathered for each token are slow."""
     spec, ranks, parallel = facts.spec, len(model.devices), model.parallel
     is_cpu = model.devices[0] == "cpu"
     tokens = model.micro_batch_tokens or token_budget(count_parameters(spec), "cpu" if is_cpu else "cuda")

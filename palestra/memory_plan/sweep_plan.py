@@ -1,4 +1,4 @@
-"""How many runs of a sweep fit into the memory of the server that they share."""
+"""Computes how many runs of a sweep fit into the memory of the server that they share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PUBLISHED = 4
 
 
 def runs_that_fit(folder: str, device: str, weights: str | None, rank: int, runs: int) -> int:
-    """At least 1: whether a single one fits is checked when its server starts. `rank` is the largest one's."""
+    """Returns how many runs fit, at least 1: whether a single one fits is checked when its server starts. `rank` is the
+    largest one's."""
     settings: list[str | Override] = [Override("models", [{"path": folder, "device": device}], "--model")]
     if weights is not None:
         settings.append(Override("models.0.weights", weights, "--weights"))

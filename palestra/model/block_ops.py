@@ -1,7 +1,7 @@
 """The block's elementwise pieces, each with its own backward.
 
 Hand-written because the frozen base needs no weight gradients: less is saved, fewer kernels run.
-Without gradients they are plain functions. Never touches: LoRA, attention.
+Without gradients they are plain functions.
 """
 
 from __future__ import annotations

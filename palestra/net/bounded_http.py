@@ -231,7 +231,8 @@ class WaitingConnections:
             self._close(next(iter(self._held)))
 
     def hold(self, connection: BoundedHttp, size: int) -> None:
-        """Nothing of one that does not wait: its request is under way, and what is behind it counts later."""
+        """Counts the bytes of a connection that waits. One with a request under way holds none; what is behind it
+        counts later."""
         if (before := self._held.get(connection)) is None:
             return
         self._held[connection] = size
@@ -248,5 +249,6 @@ class WaitingConnections:
 
 
 def bounded_http(bounds: HttpBounds) -> Any:
-    """For `uvicorn.Config(http=…)`, which calls it as it would a class. Its connections share what they may hold."""
+    """Returns the protocol for `uvicorn.Config(http=…)`, which calls it as it would a class. Its connections share what
+    they may hold."""
     return partial(BoundedHttp, bounds=bounds, waiting=WaitingConnections(bounds))

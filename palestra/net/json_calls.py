@@ -1,4 +1,4 @@
-"""One JSON call to a server of others, repeated while that may help."""
+"""One JSON call to a server, repeated while that may help."""
 
 from __future__ import annotations
 

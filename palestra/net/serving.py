@@ -1,4 +1,4 @@
-"""How every HTTP server of this project is made."""
+"""Makes every HTTP server of this project."""
 
 from __future__ import annotations
 

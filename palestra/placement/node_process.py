@@ -31,7 +31,7 @@ class Launcher(Protocol):
 
     @property
     def answer(self) -> Any:
-        """What those who start the process want to know, as plain data."""
+        """Returns what the starter of the process wants to know, as plain data."""
         ...
 
 
@@ -73,7 +73,7 @@ class NodeProcess:
         return self._launcher.answer
 
     async def pid(self) -> int | None:
-        """None: no process runs."""
+        """The process's number. None: no process runs."""
         return None if self._child is None or self._child.has_ended else self._child.pid
 
     async def news(self) -> list[str]:

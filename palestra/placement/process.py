@@ -1,4 +1,4 @@
-"""What a process is to those who start it, wherever it runs."""
+"""A process as its starter sees it, wherever it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Report = Callable[[str], None]
 
 
 class NotPlaced(Exception):
-    """There is no node for it at the moment; the message says what is missing. Another try may find one."""
+    """No node has room for the process at the moment; the message says what is missing. Another try may find one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A small process that outlives its parent for a moment, and kills what the parent has started when the parent has
 ended in any way.
 
-Our own programs notice by themselves that their parent is gone. Those of others do not, nor do their children.
+Our own programs notice by themselves that their parent is gone. Foreign programs do not, nor do their children.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Advisory(Struct, frozen=True):
 
     @property
     def observation(self) -> str:
-        """What is seen, with the metric and its value."""
+        """The observation, with the metric and its value."""
         return f"{self.text} ({self.metric} {number_text(self.value)})" if self.metric else self.text
 
     @property
@@ -69,8 +69,8 @@ class Advisory(Struct, frozen=True):
 
 
 def find_advisories(table: MetricTable, config: JsonObject) -> list[Advisory]:
-    """What is wrong with a run at its newest step, the most urgent first. `config` is the run's, as `config.json` has
-    it."""
+    """Returns what is wrong with a run at its newest step, the most urgent first. `config` is the run's, as
+    `config.json` has it."""
     if not table.steps:
         return []
     curves = Curves(table, config)

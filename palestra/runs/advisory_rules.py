@@ -1,4 +1,4 @@
-"""When the metrics of a run call for an advisory."""
+"""Rules that say when the metrics of a run call for an advisory."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def severe_mismatch(curves: Curves) -> Finding | None:
 
 
 def mismatch(curves: Curves) -> Finding | None:
-    """Only where sampler and trainer have the same weights: elsewhere they differ as they should."""
+    """Compares only where sampler and trainer have the same weights; elsewhere they should differ."""
     distances = curves.recent("mismatch/logprob_abs_mean")
     is_off_policy = curves.number("algorithm.minibatches", 1) > 1 or any(curves.recent("staleness/max"))
     if is_off_policy or not distances or median(distances) <= ROUNDING:

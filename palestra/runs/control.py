@@ -53,7 +53,7 @@ def short_name(run: RunReader) -> str:
 
 
 def view_command(run: RunReader) -> str:
-    """What shows the run in the browser."""
+    """Returns the command that shows the run in the browser."""
     here = Path.cwd()
     path = run.path.relative_to(here) if run.path.is_relative_to(here) else run.path
     return f"palestra view {shlex.quote(str(path))} --open"

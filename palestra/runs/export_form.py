@@ -1,4 +1,4 @@
-"""What a checkpoint can be exported as, and in which dtype."""
+"""Forms in which a checkpoint can be exported, and their dtypes."""
 
 from __future__ import annotations
 

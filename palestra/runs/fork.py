@@ -53,7 +53,8 @@ def make_fork(parent: RunReader, step: int, config: RunConfig) -> RunFolder:
 
 
 def _borrow(parent: RunReader, step: int, path: Path, config: RunConfig) -> None:
-    """What points to the weights, before the folder is that of a run: after a kill in between there is none yet."""
+    """Writes the pointer to the weights before the folder is that of a run: after a kill in between there is none
+    yet."""
     path.mkdir(parents=True, exist_ok=True)
     if not step:
         return

@@ -1,4 +1,4 @@
-"""What people say about a run: tags to find it by, and notes."""
+"""Labels of a run: tags to find it by, and notes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def write_pictures(run: Path, rollouts: Iterable[Rollout]) -> None:
 
 
 def read_picture(run: Path, digest: str) -> bytes | None:
-    """None: the run has no such picture."""
+    """Reads a picture. None: the run has no such picture."""
     if not DIGEST.fullmatch(digest):
         return None
     try:

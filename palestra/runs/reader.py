@@ -103,7 +103,7 @@ class RunReader:
         return (self.path / STOP).exists()
 
     def read_labels(self) -> RunLabels:
-        """Its tags and notes."""
+        """Reads the run's tags and notes."""
         return read_labels(self.path)
 
     def step_file(self, part: Part, step: int) -> Path:

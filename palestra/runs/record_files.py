@@ -82,8 +82,8 @@ def read_added(file: Path, offset: int) -> tuple[list[JsonObject], int]:
 
 
 def read_added_blocks(file: Path, offset: int) -> Iterator[tuple[list[JsonObject], int]]:
-    """As `read_added`, a few thousand rows at a time, each with the offset behind the last of them: rows of a long run
-    would take 100 MB together."""
+    """Reads like `read_added`, a few thousand rows at a time, each with the offset behind the last of them: rows of a
+    long run would take 100 MB together."""
     parts: list[bytes] = []
     try:
         with file.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""Where a run and its replay first differ: in tokens, rewards, log-probabilities, gradients, weights."""
+"""Finds where a run and its replay first differ: in tokens, rewards, log-probabilities, gradients, weights."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _rewards(run: RunReader, steps: Sequence[int]) -> Iterator[Part_]:
 
 
 def _tokens(run: RunReader, steps: Sequence[int]) -> Iterator[Part_]:
-    """Of runs that keep no tokens, the texts of the messages."""
+    """Returns the tokens; of runs that keep none, the texts of the messages."""
     for step in steps:
         if run.step_file(Part.TOKENS, step).is_file():
             for row in run.read_tokens(step):

@@ -33,7 +33,7 @@ class CheckpointNotFound(CheckpointError, LookupError):
 
 
 class Pointer(Struct):
-    """What is read here of a file in the run's folder `checkpoints`."""
+    """The fields that are read of a file in the run's folder `checkpoints`."""
 
     step: int
     address: str
@@ -122,7 +122,7 @@ class SelectedCheckpoint(Struct, frozen=True):
 
     @property
     def facts(self) -> JsonObject:
-        """What the run's summary has about it, as `selected`."""
+        """Returns the entry `selected` of the run's summary."""
         return {"step": self.saved.step, "metric": self.metric, "value": self.value}
 
 

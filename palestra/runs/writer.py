@@ -254,7 +254,7 @@ def _readable(rollout: Rollout) -> JsonObject:
 
 
 def _forking(rollout: Rollout, whole: Rollout) -> JsonObject:
-    """What a record says about forks: `whole` is the rollout itself, or the one that it was forked from."""
+    """Returns a record's fields about forks: `whole` is the rollout itself, or the one that it was forked from."""
     if rollout is not whole:
         return {"fork_of": whole.id, "fork_turn": rollout.fork_turn}
     if rollout.forks:
@@ -263,7 +263,7 @@ def _forking(rollout: Rollout, whole: Rollout) -> JsonObject:
 
 
 def _versions(rollout: Rollout) -> JsonObject:
-    """How many tokens each version of the weights drew, if there were several."""
+    """Returns how many tokens each version of the weights drew, if there were several."""
     counts = Counter(version for turn in rollout.all_turns for version in turn.versions)
     return {"versions": sorted(counts.items())} if len(counts) > 1 else {}
 
@@ -298,7 +298,7 @@ def _unscaled(row: TrainSequence) -> list[float]:
 
 
 def _of_sampled(values: Sequence[float] | None, trained: TrainSequence | None) -> list[float] | None:
-    """Those values for `tokens[1:]` that belong to sampled tokens, in their order."""
+    """Returns the values for `tokens[1:]` that belong to sampled tokens, in their order."""
     if values is None or trained is None:
         return None
     return [one for one, is_sampled in zip(values, trained.sampled[1:], strict=True) if is_sampled]

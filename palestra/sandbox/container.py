@@ -237,7 +237,7 @@ class PodmanSandbox(DockerSandbox):
 
 
 def _client_env() -> dict[str, str]:
-    """What of the owner's environment the client needs to find its daemon and its settings."""
+    """Returns the variables by which the client finds its daemon and its settings."""
     return {
         name: value
         for name, value in os.environ.items()

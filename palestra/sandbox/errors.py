@@ -1,4 +1,4 @@
-"""What goes wrong with sandboxes."""
+"""Errors of sandboxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of this process that others remove when it was killed."""
+"""Folders of this process, which another process removes if this one is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sandbox does, whatever holds its walls."""
+"""The interface of every sandbox, whatever its backend."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from palestra.sandbox.spec import ExecResult, OutputSink, SandboxSpec
 
 
 class Sandbox(Protocol):
-    """A place for programs of others. Used as `async with`, which starts and stops it."""
+    """A place for untrusted programs. Used as `async with`, which starts and stops it."""
 
     spec: SandboxSpec
     """What it was made with."""

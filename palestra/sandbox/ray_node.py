@@ -18,7 +18,7 @@ from palestra.util.atomic_files import replacing
 
 
 class NodeSandbox:
-    """What runs on the node, as an actor: it ends with its owner, and the sandbox with it."""
+    """The actor on the node: it ends with its owner, and the sandbox with it."""
 
     def __init__(self, spec: SandboxSpec, snapshot: bytes | None) -> None:
         self._snapshot = snapshot

@@ -196,7 +196,7 @@ def _some_sockets() -> list[bytes]:
 
 
 def _no_shared_memory() -> list[bytes]:
-    """No memory that processes share without a file: it stays when no process has mapped it any more."""
+    """Forbids memory that processes share without a file: it would stay when no process maps it any more."""
     return [
         _argument(3),
         _instruction(JUMP_IF_ANY_BIT, ANONYMOUS, if_false=2),
@@ -207,7 +207,7 @@ def _no_shared_memory() -> list[bytes]:
 
 
 def _no_typing() -> list[bytes]:
-    """No characters may be put into a terminal's input."""
+    """Forbids putting characters into a terminal's input."""
     return [
         _argument(1),
         *(one for request in TERMINAL_INPUT for one in _calls(request, [_fail(errno.EPERM)])),

@@ -1,4 +1,4 @@
-"""What a sandbox is started with, and what a command in it came to."""
+"""Settings of a sandbox, and results of commands in it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a command came to."""
+    """The result of a command."""
 
     status: int
     """Its exit status; 128 and the signal's number where a signal ended it."""
@@ -114,5 +114,5 @@ class ExecResult:
 
     @property
     def text(self) -> str:
-        """Its standard output as text."""
+        """The standard output as text."""
         return self.stdout.decode(errors="replace")

@@ -110,8 +110,8 @@ class CommandStreams:
         ]
 
     async def drain(self) -> None:
-        """Reads what is left when the command has ended; others in the sandbox may hold the pipes open for ever.
-        Raises what a sink has raised."""
+        """Reads what is left when the command has ended; other processes in the sandbox may hold the pipes open for
+        ever. Raises what a sink has raised."""
         _, reading = await asyncio.wait(self._tasks[1:], timeout=LAST_WORDS_S)
         while reading and (self.stdout.is_handing_on or self.stderr.is_handing_on):
             _, reading = await asyncio.wait(reading, timeout=LAST_WORDS_S)

@@ -1,5 +1,5 @@
-"""What must survive a restart: the database (sessions, models, samplers, checkpoints, keys) and the journal of
-requests.
+"""Everything that must survive a restart: the database (sessions, models, samplers, checkpoints, keys) and the journal
+of requests.
 
 Owns: durability, migrations, one server per database. Never touches: HTTP, engines, the files of a checkpoint.
 

@@ -53,7 +53,7 @@ def decide(sweep: SweepReader) -> list[Decision]:
 
 
 def _decide(sweep: SweepReader, share: float, factor: float, step: int) -> list[Decision]:
-    """No decisions if a value is missing that may still come."""
+    """Decides once no value is missing that may still come."""
     runs = [state for state in sweep.states() if state.status is not MemberStatus.FAILED]
     values = {run.name: value for run in runs if (value := value_at(run, step)) is not None}
     if len(values) < len(runs) or len(runs) < 2:

@@ -1,4 +1,4 @@
-"""What a sweep has found: the best setting with its spread over seeds, and how much each key matters.
+"""Findings of a sweep: the best setting with its spread over seeds, and how much each key matters.
 
 A setting is as good as the mean of its runs' last values. Settings of which no run has failed come first, then those
 that came furthest, so that one that was pruned early is not above one that went on.
@@ -111,7 +111,7 @@ def _result(runs: Sequence[MemberState]) -> SettingResult:
 
 
 def importances(states: Sequence[MemberState]) -> tuple[int | None, list[KeyImportance]]:
-    """By the values at the last step that all runs which have any have reached."""
+    """Returns importances by the values at the last step that all runs with any values have reached."""
     runs = [state for state in states if state.values]
     common = set.intersection(*(set(run.values) for run in runs)) if runs else set()
     if not common:

@@ -1,12 +1,11 @@
 """A sweep's folder: which runs it has, what was decided about them, how each is doing.
 
+What it writes, and what it only reads:
+
     runs/NAME/sweep.json        the plan, written once: the sweep's config, and every run's settings and config
     runs/NAME/decisions.jsonl   runs that were ended early or took over another's weights, and why
     runs/NAME/engine/           state of the server that all runs share
     runs/NAME-00/ …             the runs; `engine` in each is a link to the sweep's
-
-Owns: the files of the sweep's own folder, the state of each run as the sweep sees it. Never touches: the files in a
-run's folder, except by reading.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def by_setting(states: Sequence[MemberState]) -> dict[str, list[MemberState]]:
 
 
 def _decide(left: Sequence[MemberState], rung: int, factor: int, metric: str) -> list[Decision]:
-    """No decisions if a value is missing that may still come."""
+    """Decides once no value is missing that may still come."""
     if any(value_at(state, rung) is None and state.status is not MemberStatus.FAILED for state in left):
         return []
     groups, sign = by_setting(left), -1.0 if is_loss(metric) else 1.0

@@ -1,4 +1,4 @@
-"""From the config of a sweep to the whole config of each of its runs."""
+"""Makes the whole config of each run from the config of a sweep."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def _overrides(setting: Setting) -> list[Override]:
 
 
 def default_metric(config: JsonObject) -> str:
-    """What runs of this config are compared by: their evaluations if they have any, else their training steps."""
+    """Returns the metric by which runs of this config are compared: of evaluations if there are any, else of training
+    steps."""
     kept_by = config["checkpoint"]["keep_best"]
     is_evaluated = eval_every(config) > 0 and (config["kind"] != "sft" or config["eval_data"] is not None)
     return kept_by if kept_by is not None and is_evaluated else TRAINING_METRICS.get(config["kind"], "reward/mean")

@@ -1,9 +1,9 @@
 """The settings of a sweep's runs: values, ranges and distributions of config keys, as a grid or as draws.
 
+What may be written:
+
     optimizer.lr=1e-4,3e-4,1e-3   a list            seed=0..7                    a range, both ends included
     optimizer.lr=loguniform(1e-5,1e-3), uniform(0,1), randint(1,8)               what draws are made from
-
-Owns: what such a text means, the order of the settings. Never touches: what the keys mean.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def expand(vary: Mapping[str, object], sample: int | None, sample_seed: int) -> 
 
 
 def setting_text(setting: Mapping[str, object]) -> str:
-    """As on the command line: `optimizer.lr=0.001 seed=3`."""
+    """Writes a setting as on the command line: `optimizer.lr=0.001 seed=3`."""
     return " ".join(f"{key}={value}" for key, value in setting.items())
 
 

@@ -1,4 +1,4 @@
-"""What config.json says of a random model: shapes, and what differs between the families."""
+"""The config.json of a random model: shapes, and what differs between the families."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def random_config(
     tie: bool | None = None,
     overrides: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What config.json says of such a model, but for its tokens and its dtype."""
+    """Returns the config.json of such a model, without its tokens and its dtype."""
     if family in SEEING:
         return seeing_config(SEEING[family], random_config(SEEING[family].text, shape, vocab_size, tie, overrides))
     overrides = overrides or {}
@@ -432,7 +432,7 @@ def _latents(shape: Shape) -> dict[str, Any]:
 
 
 def _lasts(shape: Shape) -> list[bool]:
-    """Which layers are the last of four, or of the model if that is smaller."""
+    """Returns which layers are the last of four, or of the model if that is smaller."""
     interval = min(4, shape.layers)
     return [(i + 1) % interval == 0 for i in range(shape.layers)]
 

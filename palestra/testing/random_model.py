@@ -259,7 +259,7 @@ def _mlp_parameters(prefix: str, hidden: int, inner: int, has_bias: bool = False
 
 
 def _plain_mlp_parameters(prefix: str, hidden: int, inner: int) -> Iterator[Parameter]:
-    """Without a gate."""
+    """Yields the parameters of an MLP without a gate."""
     shapes = {"up": (inner, hidden), "down": (hidden, inner)}
     yield from _projections(prefix, shapes, dict.fromkeys(shapes, False))
 
@@ -333,7 +333,7 @@ def _delta_net_parameters(config: dict[str, Any], prefix: str) -> Iterator[Param
 
 
 def draw(parameter: Parameter, seed: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """In float32; each kind of device has numbers of its own."""
+    """Draws in float32; each kind of device has numbers of its own."""
     # A generator per tensor: neither the order of writing nor another tensor's size moves the others.
     digest = hashlib.sha256(f"{seed}/{parameter.name}".encode()).digest()
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:8], "little", signed=True))

@@ -1,4 +1,4 @@
-"""What a server of a gym has been asked for: counts of calls by path, of failures by class.
+"""Counts of a gym server's calls by path, of failures by class.
 
 Shared by the servers, which count, and by who watches them.
 """

@@ -1,4 +1,4 @@
-"""Why a rollout of a gym failed, as a short list of classes.
+"""Classes of failures of a gym's rollouts.
 
 `docs/gym.md` has the list for people.
 """
@@ -99,8 +99,8 @@ class RowFailure(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def answered(cls, who: str, status: int, body: bytes, otherwise: FailureClass) -> RowFailure:
-        """From an answer with an error status. What it tells of itself is passed on as it is, so that a reason is said
-        once however many servers it came through."""
+        """Makes a failure of an answer with an error status. What it tells of itself is passed on as it is, so that a
+        reason is said once however many servers it came through."""
         return cls.stated_in(_parsed(body)) or cls.of(otherwise, f"{who} answered {status}: {error_text(body)}", status)
 
     def fields(self) -> JsonObject:

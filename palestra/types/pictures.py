@@ -119,6 +119,7 @@ class PromptPicture(Struct, frozen=True):
 
 
 def whole_pictures(pictures: Sequence[PromptPicture], limit: int) -> tuple[int, list[PromptPicture]]:
-    """Where a row may be cut at `limit` tokens or before so that no picture is divided, and the pictures before it."""
+    """Returns where a row may be cut at `limit` tokens or before so that no picture is divided, and the pictures before
+    it."""
     cut = min((one.start for one in pictures if one.start < limit < one.end), default=limit)
     return cut, [one for one in pictures if one.end <= cut]

@@ -206,7 +206,7 @@ class Rollout(Struct, kw_only=True):
 
     @property
     def ending(self) -> RolloutStop:
-        """Why it ended, where a cut last turn counts as LENGTH although its environment was done with it."""
+        """The reason why it ended; a cut last turn counts as LENGTH although its environment was done with it."""
         return RolloutStop.LENGTH if self.is_cut and not self.stop.is_failure else self.stop
 
     @property
@@ -270,7 +270,7 @@ class Group(Struct, kw_only=True):
 
     @property
     def all_rollouts(self) -> list[Rollout]:
-        """Its rollouts, each followed by its forks."""
+        """The group's rollouts, each followed by its forks."""
         return [one for rollout in self.rollouts for one in rollout.tree]
 
 

@@ -1,4 +1,4 @@
-"""What happened in an episode, attempt by attempt, for people to read. Times are seconds since the epoch."""
+"""The timeline of an episode, attempt by attempt, for people to read. Times are seconds since the epoch."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class ToolSpan(Struct, frozen=True, kw_only=True):
 
 
 def turn_times(calls: Sequence[CallSpan]) -> list[list[float]]:
-    """For each call of one conversation, its seconds and those until the next one began: the agent's own work."""
+    """Returns the seconds of each call of one conversation, and those until the next one began: the agent's own
+    work."""
     begins = [call.began_at for call in calls[1:]]
     waits = [begin - call.began_at - call.seconds for call, begin in zip(calls, begins, strict=False)]
     return [[call.seconds, max(0.0, wait)] for call, wait in zip(calls, [*waits, 0.0], strict=False)]

@@ -18,7 +18,7 @@ class ChildDied(Exception):
 
 
 class ChildTooLate(ChildDied):
-    """It did not answer in time, and was ended."""
+    """The child did not answer in time, and was ended."""
 
 
 class AnsweringChild:
@@ -69,7 +69,7 @@ class AnsweringChild:
 
 
 def read_message(source: BinaryIO) -> bytes | None:
-    """None at the end."""
+    """Reads a message. None at the end."""
     length = source.read(LENGTH_BYTES)
     return source.read(int.from_bytes(length, "big")) if length else None
 

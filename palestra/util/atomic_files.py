@@ -32,7 +32,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """If the disk is full, the error names this file or folder, which is written inside."""
+    """Makes the error of a full disk name this file or folder, which is written inside."""
     try:
         yield
     except Exception as error:

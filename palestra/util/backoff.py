@@ -1,4 +1,4 @@
-"""How long to wait before another try."""
+"""Pauses before another try."""
 
 from __future__ import annotations
 

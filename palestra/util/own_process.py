@@ -20,7 +20,8 @@ NOTE_EVERY_S = 5
 
 @contextmanager
 def guarded(watch: Coroutine[Any, Any, str], error: type[Exception]) -> Iterator[None]:
-    """When `watch` returns, the block is cancelled and raises `error` with the returned text as its message."""
+    """Runs the block until `watch` returns: then it is cancelled and raises `error` with the returned text as its
+    message."""
     task = asyncio.current_task()
     assert task is not None
     watching = asyncio.create_task(watch, name="guard")

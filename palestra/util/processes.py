@@ -27,7 +27,7 @@ class GroupLeader(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """None: it runs."""
+        """The exit code. None: the process runs."""
         ...
 
     async def wait(self) -> int | None: ...
@@ -64,7 +64,7 @@ async def spawn(
 def spawn_blocking(
     command: Sequence[str], *, stdin: Stream = DEVNULL, output: Stream = DEVNULL, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """As `spawn`, without an event loop: for a child that may outlive its parent, and for threads."""
+    """Spawns like `spawn`, without an event loop: for a child that may outlive its parent, and for threads."""
     return subprocess.Popen(command, stdin=stdin, stdout=output, stderr=output, env=env, start_new_session=True)
 
 

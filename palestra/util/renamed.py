@@ -1,4 +1,4 @@
-"""What was renamed: Python names, which work for one version with a warning, and keys of configs.
+"""Renamed things: Python names, which work for one version with a warning, and keys of configs.
 
 A new config with an old key is refused by name (`config/explain`). What was saved with old keys opens: run folders,
 sweeps and snapshots are read by `with_new_keys`.
@@ -38,7 +38,7 @@ RENAMED_VALUES = {
 
 
 def new_key(key: Key) -> Key | None:
-    """What a config's key is called now; None if it was not renamed."""
+    """Returns the new name of a config's key; None if it was not renamed."""
     return None if (old := _changed(key)) not in RENAMED_KEYS else _filled(old, key)
 
 
@@ -52,7 +52,7 @@ def _changed(key: Key) -> str | None:
 
 
 def _filled(old: str, key: Key) -> Key:
-    """What `old` is called now, with what stands in `key` for each `*`."""
+    """Returns the new name of `old`, with the parts of `key` for each `*`."""
     names = iter([part for one, part in zip(old.split("."), key, strict=True) if one == "*"])
     return tuple(next(names) if part == "*" else part for part in RENAMED_KEYS.get(old, old).split("."))
 

@@ -45,11 +45,11 @@ class PageAccess(Protocol):
     def max_body_bytes(self) -> int: ...
     @property
     def login_hint(self) -> str:
-        """Where a user finds a key; what is between backticks becomes code."""
+        """Says where a user finds a key; text between backticks becomes code."""
         ...
 
     def complaint(self, method: str, headers: Headers) -> str | None:
-        """What is wrong with where a request comes from; None: nothing."""
+        """Returns what is wrong with the origin of a request; None: nothing."""
         ...
 
     async def admits(self, scope: Scope) -> bool:
@@ -65,7 +65,7 @@ class Access(Struct, frozen=True):
     """The rules of `palestra view`: one key, or none on this machine."""
 
     key: str | None = None
-    """What others have to know. Without one, only this machine is listened to."""
+    """The key that other machines must give. Without one, only this machine may connect."""
     hosts: tuple[str, ...] = ()
     """Host names besides this machine's own by which a browser may reach it, through a proxy."""
     max_body_bytes: int = 64 << 10
@@ -101,8 +101,8 @@ class Access(Struct, frozen=True):
         return self.key is not None and hmac.compare_digest(key.encode(), self.key.encode())
 
     def complaint(self, method: str, headers: Headers) -> str | None:
-        """Without a key, a page of another site must not be able to read by a host name of its own; and never may it
-        change anything."""
+        """Returns why a request is refused: a page of another site must never change anything, nor read here without a
+        key."""
         host = headers.get("host", "")
         name = _host_name(host)
         if self.key is None and not _is_local(name) and name not in self.hosts:

@@ -132,7 +132,7 @@ def show_log(run: str, runs: Runs, file: str | None = None, find: str = "") -> R
 
 @router.get("/runs/{run}/events")
 def show_events(run: str, runs: Runs) -> Response:
-    """What happened to the run, newest first."""
+    """Returns what happened to the run, newest first."""
     return json_response(run_detail.read_events(runs, run))
 
 

@@ -32,7 +32,7 @@ PageContext = dict[str, object]
 
 
 def no_server(request: Request) -> PageContext:
-    """What every template knows: links to the pages, whether a server is behind them, and who is logged in."""
+    """Returns what every template knows: links to the pages, whether a server is behind them, and who is logged in."""
     return {"nav_links": mark_here(request, LINKS), "has_server": False, "user": ""}
 
 

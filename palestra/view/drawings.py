@@ -60,7 +60,7 @@ def _bar(place: int, value: float, middle: float, scale: float) -> Markup:
 
 
 def waterfall(record: JsonObject) -> Markup:
-    """Where the seconds of a rollout went: sampling, the environment, and waiting for either."""
+    """Draws where the seconds of a rollout went: sampling, the environment, and waiting for either."""
     total = float(record.get("seconds") or 0.0)
     sampling, environment = float(record.get("sample_s") or 0.0), float(record.get("env_s") or 0.0)
     rest = max(0.0, total - sampling - environment)
@@ -79,7 +79,7 @@ def waterfall(record: JsonObject) -> Markup:
 
 
 def turn_waterfall(times: Sequence[Sequence[float]]) -> Markup:
-    """When each turn was sampled and when the environment answered it: a line for each turn, one after the other."""
+    """Draws when each turn was sampled and when the environment answered: a line for each turn, one after the other."""
     total = sum(map(sum, times)) or 1.0
     height = max(1.0, min(10.0, MAX_HEIGHT / len(times)))
     at, bars = 0.0, Markup("")

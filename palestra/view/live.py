@@ -1,4 +1,4 @@
-"""What a run writes, as server-sent events while it writes it."""
+"""Streams what a run writes, as server-sent events."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def _form(request: Request, target: str, complaint: str = "") -> Response:
 
 
 def _set_cookie(request: Request, response: Response, value: str, keep_s: int) -> None:
-    """Without a path, which makes it the path of this page: the browser knows what a proxy has put before it."""
+    """Sets the cookie without a path, which makes it the path of this page: the browser knows what a proxy has put
+    before it."""
     is_secure = request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"
     name = request.app.state.access.cookie_name
     response.set_cookie(name, value, max_age=keep_s, path=None, httponly=True, samesite="strict", secure=is_secure)

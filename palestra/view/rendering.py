@@ -35,7 +35,7 @@ def render(request: Request, template: str, status: int = 200, **content: object
 
 
 def age_text(seconds: float | None) -> str:
-    """How long ago a time was, roughly."""
+    """Says roughly how long ago a time was."""
     if seconds is None:
         return "–"
     ago = max(0.0, time.time() - seconds)

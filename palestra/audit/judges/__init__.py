@@ -1,1 +1,1 @@
-"""What the episodes of an audit say: each judge reads them and returns findings, and plays nothing."""
+"""Judges of an audit's episodes: each reads them and returns findings, and plays nothing."""

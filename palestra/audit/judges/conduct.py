@@ -1,4 +1,4 @@
-"""How the environment behaves: failures, time, memory, whether the same goes the same way again."""
+"""Judges how an environment behaves: failures, time, memory, whether the same goes the same way again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _repeats(evidence: Evidence) -> Iterator[AuditFinding]:
 
 
 def _together(evidence: Evidence) -> Iterator[AuditFinding]:
-    """What also differs when it is played again alone says nothing about other episodes."""
+    """Finds what differs beside other episodes, but not when it is played again alone."""
     unsteady = {one.task for _, one in _changed(evidence, evidence.again)}
     changed = [pair for pair in _changed(evidence, evidence.together) if pair[0].task not in unsteady]
     if changed:

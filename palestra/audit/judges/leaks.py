@@ -59,7 +59,7 @@ def _standing(evidence: Evidence) -> Iterator[AuditFinding]:
 
 
 def readable(episode: ProbeEpisode) -> str:
-    """What the policy has read before it said something for the last time."""
+    """Returns what the policy has read before its last message."""
     messages = list(episode.messages)
     if episode.is_done:
         last = max((place for place, one in enumerate(messages) if one["role"] == "assistant"), default=len(messages))

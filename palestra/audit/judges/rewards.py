@@ -1,4 +1,4 @@
-"""Who is rewarded: gold should be, and nothing else."""
+"""Judges rewards: gold should get one, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How model families write tool calls, by name. Begin at `registry`."""
+"""The tool-call formats of model families, by name. Begin at `registry`."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Gemma4Format:
 
 
 class Gemma4Calls:
-    """Its calls alone, as `ReasoningParser` searches for them."""
+    """The calls of the format, as `ReasoningParser` searches for them."""
 
     name = "gemma4"
     markers = (CALL,)

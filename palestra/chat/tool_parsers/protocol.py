@@ -115,7 +115,7 @@ class AnswerFormat(Protocol):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """As `ToolParser.tags`."""
+        """Like `ToolParser.tags`."""
         ...
 
     @property
@@ -132,7 +132,7 @@ class AnswerFormat(Protocol):
         ...
 
     def grammar(self, tools: Sequence[JsonMapping], *, parallel: bool, special: Mapping[str, int]) -> str:
-        """As `ToolParser.grammar`."""
+        """Like `ToolParser.grammar`."""
         ...
 
     def layout(self, top: str, *, start: AnswerStart, special: Mapping[str, int]) -> str:

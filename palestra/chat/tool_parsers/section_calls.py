@@ -1,9 +1,9 @@
 """A section of calls between special tokens, each a name and JSON: DeepSeek and Kimi.
 
+The two forms:
+
     <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>name<｜tool▁sep｜>{…}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
     <|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{…}<|tool_call_end|>…
-
-Owns: their blocks and grammars. Never touches: other formats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONGEST = 256  # characters before the JSON; a longer text is not a name
 
 @dataclass(frozen=True, slots=True)
 class SectionFormat:
-    """What a family puts around calls. A section's first call comes with the section's opening, later ones alone."""
+    """The marks of a family around calls. A section's first call comes with the section's opening, later ones alone."""
 
     name: str
     opening: str

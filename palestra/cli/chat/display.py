@@ -1,4 +1,4 @@
-"""How a conversation is shown: as it comes, two models in columns, or one after the other where there is no
+"""Shows a conversation as it comes: two models in columns, or one after the other where there is no
 terminal."""
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def logprob_list(tokens: Sequence[TokenLogprob]) -> str:
 
 
 class OneAfterTheOther:
-    """What the first does is shown at once; what others do, when those before have come to their end."""
+    """Shows the first answer at once, and each further one when those before it have ended."""
 
     def __init__(self, names: Sequence[str], words: Sequence[EventWords], console: Console) -> None:
         self._names, self._words, self._console = names, words, console

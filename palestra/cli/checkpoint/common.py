@@ -1,4 +1,4 @@
-"""What the commands about checkpoints share: finding one, saying how it is to be exported."""
+"""Shared by the commands about checkpoints: finding one, and options of an export."""
 
 from __future__ import annotations
 

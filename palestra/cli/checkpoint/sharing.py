@@ -1,4 +1,4 @@
-"""`palestra checkpoint push` and `import`: a checkpoint for others, and one from them."""
+"""`palestra checkpoint push` and `import`: publishing a checkpoint, and bringing one in."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def push(
     click.echo("nothing was uploaded" if dry_run else f"{found.name} is at {repository.url}")
     if not is_hub_id(publication.base_name) and form == "peft":
         click.echo(
-            f"others may not find its base {publication.base_name}; name one of the hub with --base-name", err=True
+            f"users may not find its base {publication.base_name}; name one of the hub with --base-name", err=True
         )
 
 

@@ -34,7 +34,7 @@ server_and_key = server_options(old="--url")
 
 
 def player_options(command: F) -> F:
-    """Which episodes a player takes, and when it stops."""
+    """Adds the options that say which episodes a player takes, and when it stops."""
     for option in (
         click.option(
             "--wait",

@@ -248,7 +248,7 @@ def plot(which: str, out: Path | None, root: Path, as_json: bool) -> None:
 
 
 def forked_text(facts: JsonObject) -> str:
-    """Whose run goes on in this one, and after which step."""
+    """Returns which run this one continues, and after which step."""
     found = facts.get("forked_from")
     return f"{found['run']} after step {found['step']}" if found else ""
 

@@ -1,4 +1,4 @@
-"""What the commands about runs share: finding a run, printing columns, text that cannot harm a terminal."""
+"""Shared by the commands about runs: finding a run, printing columns, text that cannot harm a terminal."""
 
 from __future__ import annotations
 

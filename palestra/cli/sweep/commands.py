@@ -171,7 +171,7 @@ def plan_of(given: str, files: tuple[str, ...], overrides: list[str], flags: dic
 
 
 def fitting_at_once(plan: SweepPlan) -> int:
-    """How many runs fit into memory at a time, or at a shared server into the owner's quota of models."""
+    """Returns how many runs fit into memory at a time, or at a shared server into the owner's quota of models."""
     from palestra.endpoints.model_folders import model_folder
     from palestra.sweeps.planning import load_member
 
@@ -189,8 +189,8 @@ def fitting_at_once(plan: SweepPlan) -> int:
 
 
 def models_left(server: str) -> int | None:
-    """How many more models the quota of the key's owner allows, and at least one, whose refusal names the quota. None
-    if there is no limit, or no answer: the server may be another implementation, or not be started yet."""
+    """Returns how many more models the quota of the key's owner allows, and at least one, whose refusal names the
+    quota. None if there is no limit, or no answer: the server may be another implementation, or not be started yet."""
     import httpx
 
     headers = {"X-API-Key": os.environ.get("TINKER_API_KEY", "")}

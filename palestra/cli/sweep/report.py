@@ -1,4 +1,4 @@
-"""What a sweep plans and what it has found, as text."""
+"""The plan and the findings of a sweep, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the environments of benchmarks share: one turn, tasks from files as published, settings by name."""
+"""The base of environments of benchmarks: one turn, tasks from files as published, settings by name."""
 
 from __future__ import annotations
 

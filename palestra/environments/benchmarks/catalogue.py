@@ -9,7 +9,7 @@ from palestra.types.rollouts import CODING
 
 @dataclass(frozen=True, slots=True)
 class GraderPackage:
-    """A package of others that grades in a child process, with a Python of its own if ours does not have it."""
+    """A package that grades in a child process, with a Python of its own if ours does not have it."""
 
     name: str
     """Name of the folder for its Python, below the folder of graders."""

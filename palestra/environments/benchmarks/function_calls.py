@@ -17,7 +17,7 @@ CATEGORIES = (
     *("simple_python", "multiple", "parallel", "parallel_multiple", "irrelevance", "simple_java", "simple_javascript"),
     *("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple", "live_irrelevance", "live_relevance"),
 )
-"""Those of one turn; the others need the leaderboard's own worlds."""
+"""Categories of one turn; all others need the leaderboard's own worlds."""
 
 
 class Bfcl(BenchmarkEnv):

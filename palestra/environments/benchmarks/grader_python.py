@@ -1,4 +1,4 @@
-"""The Python in which a package of others grades: the one that is named, one of its own, or ours.
+"""The Python in which a package grades: the one that is named, one of its own, or ours.
 
 A folder of graders has a virtual environment for each package: `PALESTRA_GRADERS`, or `palestra/graders` in the user's
 cache.

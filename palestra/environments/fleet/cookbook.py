@@ -1,13 +1,12 @@
 """Fleet tasks for the loops of tinker-cookbook, where that is installed.
 
+For example:
+
     from palestra.environments.fleet.cookbook import FleetDatasetBuilder
     builder = FleetDatasetBuilder(
         tasks_file="platform:keys?difficulty=0b", model_name_for_tokenizer=model, batch_size=8, group_size=8
     )
     train.Config(model_name=model, dataset_builder=builder, ...)    # tinker_cookbook.rl.train
-
-Owns: `fleet_task` as one of their environments, and its tasks as one of their datasets. Never touches: what it does,
-how they train.
 """
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUntypedClassDecorator=false

@@ -253,7 +253,7 @@ class FleetTaskEnv(BaseTextEnv):
 
     @staticmethod
     def gold(task: Task) -> list[str] | None:
-        """Returns the messages of the platform's own solution; None for tasks of others."""
+        """Returns the messages of the platform's own solution; None for tasks of another platform."""
         is_ours = str(task.extras.get("tasks_file", "")).startswith(PLATFORM)
         return gold_messages(str(task.extras["task_key"])) if is_ours else None
 

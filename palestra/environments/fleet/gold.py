@@ -2,7 +2,7 @@
 
     python -m palestra.environments.fleet.gold "platform:keys?difficulty=0b,0c&count=2000" gold.jsonl --compact
 
-Owns: playing a solution as a policy would say it, the file. Never touches: training; `kind: sft` reads such files.
+`kind: sft` reads such files.
 """
 
 from __future__ import annotations

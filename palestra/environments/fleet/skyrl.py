@@ -1,10 +1,10 @@
 """`fleet_task` for SkyRL's own loops, where skyrl-gym is installed.
 
+For example:
+
     import palestra.environments.fleet.skyrl as fleet
     fleet.register()                                       # in each process that makes or aggregates
     env = skyrl_gym.make("fleet_task", env_config=..., extras=...)
-
-Owns: making our class one of theirs. Never touches: what it does.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which tasks of a file are trained on and which are kept for evaluation: by each task's own hash, so that adding tasks
-to a file does not move others.
+"""Splits the tasks of a file into those to train on and those for evaluation, by each task's own hash, so that adding
+tasks to a file does not move the rest.
 
 The rules are those by which Fleet's datasets are built.
 """

@@ -90,7 +90,7 @@ class OpenEnvTask:
 
     @property
     def verdict(self) -> JsonObject:
-        """What the verifier saw and said, for people to read; empty before the grade."""
+        """Returns what the verifier saw and said, for people to read; empty before the grade."""
         if self._grade is None:
             return {}
         verdict = {name: value for name, value in msgspec.to_builtins(self._grade).items() if value or name == "score"}

@@ -1,9 +1,9 @@
-"""Where tasks come from: a file in Fleet's shape, or the local platform.
+"""Reads tasks from a file in Fleet's shape, or makes them on the local platform.
+
+Names of tasks of the platform:
 
     platform:keys                                   any task of the app, made again from its key
     platform:mail?difficulty=0,1&count=200          and for training so many, of these
-
-Owns: reading files once, finding a task by its key. Never touches: what a task is played on.
 """
 
 from __future__ import annotations

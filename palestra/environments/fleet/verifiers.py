@@ -1,4 +1,4 @@
-"""Verifiers of others, under the name by which Fleet's users know them."""
+"""Verifiers that come with a task, under the name by which Fleet's users know them."""
 
 from palestra.environments.platform.verifiers import (
     VerifierExecution,

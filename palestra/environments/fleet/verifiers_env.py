@@ -1,9 +1,9 @@
 """Fleet tasks for `verifiers` (0.4 and later), where that is installed: a taskset, its environment, a harness.
 
+For example:
+
     pip install ./integrations/palestra_fleet     # the package through which verifiers finds this module
     vf-eval palestra-fleet -n 8 --env.taskset.tasks-file "platform:mail?difficulty=0"
-
-Owns: `fleet_task` as one of their environments. Never touches: what it does, who samples.
 """
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false

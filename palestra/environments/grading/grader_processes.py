@@ -31,7 +31,7 @@ class NoChildError(Exception):
 
 
 class GraderProcesses:
-    """At most `count` processes, which are started when needed and kept for the next question."""
+    """A pool of at most `count` processes, which are started when needed and kept for the next question."""
 
     def __init__(self, module: str, count: int | None = None, python: Path | None = None) -> None:
         """`python` is another interpreter, in which the module runs as a script, without this package."""

@@ -107,7 +107,7 @@ async def _server(client: httpx.AsyncClient, described: JsonObject) -> GymServer
 
 
 async def _calls(client: httpx.AsyncClient, url: str) -> ServerCalls | None:
-    """What a server has counted; None if it does not: servers of other projects need not."""
+    """Returns what a server has counted. None if it does not count, as servers of other projects may."""
     try:
         return msgspec.convert(await _fetch(client, f"{url}{STATS}"), ServerCalls)
     except (httpx.HTTPError, httpx.InvalidURL, msgspec.DecodeError, msgspec.ValidationError):

@@ -96,7 +96,7 @@ class TemplateMaker:
     """Makes the templates of an app, whose prompts are in the `prompts.toml` of its package, by template."""
 
     def __init__(self, package: str, *, users: bool = False) -> None:
-        """With `users` all tasks of the package have one on the line, and share the prompts `user`."""
+        """`users`: all tasks of the package have a user on the line, and share the prompts `user`."""
         self._prompts, self._users = read_prompts(package), users
 
     def __call__(

@@ -1,4 +1,4 @@
-"""What an instance has changed: triggers store each row's first image, so a diff costs as much as was changed, not as
+"""Changes of an instance: triggers store each row's first image, so a diff costs as much as was changed, not as
 much as there is.
 
 An update that is undone, or a row that is deleted and inserted again unchanged, is no change.
@@ -79,7 +79,8 @@ def watch(connection: sqlite3.Connection, fixed: Set[str] = frozenset()) -> None
 
 
 def _note(table: TableInfo, image: str) -> str:
-    """Not by OR IGNORE: inside a trigger the conflict handling of the outer statement applies."""
+    """Returns SQL that notes a row's first image, without OR IGNORE: inside a trigger the conflict handling of the
+    outer statement applies."""
     key, before = _key_of(table, image), _image(table) if image == "OLD" else "NULL"
     known = f"SELECT 1 FROM _changes WHERE tbl = '{table.name}' AND pk = {key}"
     return f"INSERT INTO _changes SELECT '{table.name}', {key}, {before} WHERE NOT EXISTS ({known})"

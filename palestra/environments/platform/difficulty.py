@@ -1,10 +1,10 @@
 """Knobs on a task's difficulty: a hint that names the tools, or sentences that have nothing to do with it.
 
+A knob is a suffix of a task's key:
+
     mail-move_only-0-17.hint          easier
     mail-move_only-0-17.noise         harder
     mail-move_only-0-17.hint.noise
-
-Owns: what they add to a prompt, the same for the same key. Never touches: the task: world, target and verifier stay.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PlatformError(Exception):
-    """For the operator: no such app or task, an instance that is gone."""
+    """An error for the operator: no such app or task, an instance that is gone."""
 
 
 class UnknownName(PlatformError, LookupError):
@@ -12,7 +12,8 @@ class UnknownName(PlatformError, LookupError):
 
 
 class ToolError(Exception):
-    """For the model: what is wrong with its call, and what to try instead. The state is as it was before the call."""
+    """An error for the model: what is wrong with its call, and what to try instead. The state is as it was before the
+    call."""
 
     def __init__(self, code: str, message: str, hint: str = "") -> None:
         super().__init__(message)

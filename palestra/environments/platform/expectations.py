@@ -1,4 +1,4 @@
-"""What a task expects to be changed, and nothing else."""
+"""The changes that a task expects; any other is wrong."""
 
 from __future__ import annotations
 

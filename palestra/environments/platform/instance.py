@@ -123,7 +123,7 @@ class Instance:
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """For setting up a world by hand: all of it or nothing, without calls in between."""
+        """Sets up a world by hand: all of it or nothing, without calls in between."""
         with self._lock:
             connection = self.connection
             # tools get an error when they come to the last page

@@ -1,11 +1,11 @@
 """The families of long tasks of every app: lists of requests with a solution of 10, 20 or 50 calls.
 
+The families:
+
     errands_10    requests of all kinds
     lookups_10    each of them needs a record that must be found first
     outages_10    requests of all kinds, with tools that fail now and then
     ladder_4      for small models, in the smallest app, from 4 to 12 calls
-
-Owns: names, lengths, difficulties. Never touches: how a task is composed.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class InstancePool:
     def __init__(
         self, limits: PoolLimits | None = None, folder: Path | None = None, clock: Callable[[], float] = time.time
     ) -> None:
-        """Without a folder nothing outlives the process."""
+        """`folder`: keeps instances on disk. Without it nothing outlives the process."""
         self.limits, self._clock = limits or PoolLimits(), clock
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="palestra-platform-")
         self.files = PoolFiles(folder or Path(self._temporary.name if self._temporary else ""))

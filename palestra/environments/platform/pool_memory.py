@@ -1,4 +1,4 @@
-"""Which instances of a pool are in memory, which are on disk, and when something is due."""
+"""Decides which instances of a pool are in memory and which are on disk, and when something is due."""
 
 from __future__ import annotations
 

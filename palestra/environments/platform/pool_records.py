@@ -1,4 +1,4 @@
-"""What a pool knows about each instance: who requested what, its state, how long it may live."""
+"""The record of each instance of a pool: who requested what, its state, how long it may live."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ CLOCK_START_S = 9 * 3600  # nine in the morning of the world's CURRENT_DATE
 
 _kept: OrderedDict[tuple[str, str, int, SeedSize], SeedDatabase] = OrderedDict()
 _lock = threading.Lock()
-"""Protects the cache. Building takes milliseconds, so others wait meanwhile."""
+"""Protects the cache. Building takes milliseconds, so other callers wait meanwhile."""
 
 
 def seed_of(app: TaskApp, number: int, size: SeedSize) -> SeedDatabase:

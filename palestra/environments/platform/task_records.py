@@ -1,9 +1,9 @@
 """Tasks and their keys.
 
+A key is:
+
     mail-move_only-0-17         app, template, difficulty, random number
     mail-move_only-0-17.hint    and a knob on its difficulty
-
-Owns: keys, splits. Never touches: how a task is drawn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a tool works with: the instance's tables, the clock, who is logged in."""
+"""The context of a tool: the instance's tables, the clock, who is logged in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What task templates with a user have in common: who is on the line, what the agent says, what the user must hear."""
+"""Parts of task templates with a user: who is on the line, what the agent says, what the user must hear."""
 
 from __future__ import annotations
 

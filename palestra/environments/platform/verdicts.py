@@ -1,4 +1,4 @@
-"""Whether a task was solved: the expected changes were made, no others, and the answer is right."""
+"""Verdicts: the expected changes were made, no others, and the answer is right."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Worlds of several apps: one database, one clock, the same people everywhere; tools and tables by their app's name.
 
+For example:
+
     mail.send_message    the tool `send_message` of `mail`
     mail_messages        its table `messages`
-
-Owns: making one app of several, what templates over them need. Never touches: instances, which see no difference.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class EpisodeView:
 
     @property
     def reason(self) -> str:
-        """Why the episode cannot continue."""
+        """The reason why the episode cannot continue."""
         return self.held_lease.reason
 
     @property

@@ -1,4 +1,4 @@
-"""How one episode is played by a user's function."""
+"""Plays one episode by a user's function."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def play(
 async def play_async(
     client: AsyncEpisodeClient, player: AsyncPlayer, *, on_error: OnError | str = OnError.END, **options: Any
 ) -> PlayCounts:
-    """As `play`, on the caller's event loop. Cancelling it drains the pool; signals are left to the caller."""
+    """Plays like `play`, on the caller's event loop. Cancelling it drains the pool; signals are left to the caller."""
     pool = PlayerPool(client, player, OnError(on_error), PoolOptions(**options))
     work = asyncio.create_task(pool.run())
     try:

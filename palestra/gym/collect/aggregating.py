@@ -88,7 +88,7 @@ async def _aggregated_by(
 
 
 def _entry(name: str, metrics: RolloutMetrics) -> AgentMetrics:
-    """What a server of others leaves out of its answer is null."""
+    """Returns an agent's entry; fields that a server of another project leaves out are null."""
     return {
         "agent_ref": {"name": name},
         "agent_metrics": metrics.get("agent_metrics"),

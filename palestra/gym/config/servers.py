@@ -1,4 +1,4 @@
-"""Which entries of a config are servers, and whether each is valid."""
+"""Finds the servers among the entries of a config, and validates each."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What graders of the gym share: programs of models in a sandbox, patterns that may never end. Begin at `programs`."""
+"""Parts that graders share: programs of models in a sandbox, patterns that may never end. Begin at `programs`."""

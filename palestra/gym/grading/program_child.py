@@ -24,7 +24,7 @@ NO_SANDBOX = 77
 
 
 class ProgramTimeout(BaseException):
-    """Not an Exception, because programs catch those."""
+    """The program's time is over. It derives from BaseException, because programs catch Exception."""
 
 
 def main() -> None:

@@ -45,7 +45,7 @@ class Program(Struct, frozen=True, kw_only=True):
 
 
 class NoSandbox(GymError):
-    """There is nothing here that keeps a program from doing harm."""
+    """This machine has no sandbox in which a program could run safely."""
 
 
 class ProgramOutcome(Struct, frozen=True):

@@ -48,7 +48,7 @@ def template_of(folder: Path, where: str) -> ChatTemplate:
 
 
 def text_request(body: JsonObject, template: ChatTemplate | None, *, with_ids: bool) -> JsonObject:
-    """With a template, tool calls come back as the text that the model wrote."""
+    """Returns the completions request. With a template, tool calls come back as the text that the model wrote."""
     request = {key: value for key, value in body.items() if key not in OF_CHATS}
     request["prompt"] = _prompt(body) if template is None else _rendered(template, body)
     if "max_tokens" not in request and body.get("max_completion_tokens") is not None:

@@ -1,6 +1,6 @@
 """A gym as a Ray actor with the interface of NeMo RL's own, whose stream of results survives restarts of the actor.
 
-Owns: what Ray needs to know. Never touches: how rows are played.
+For example:
 
     actor = NemoGym.remote({"model_name": ..., "base_urls": [...], "initial_global_config_dict": {...}})
     await actor._spinup.remote()

@@ -1,1 +1,1 @@
-"""What the folders of servers require, and where it comes from. Begin at `folder_requirements`."""
+"""Requirements of the folders of servers, and the places that they come from. Begin at `folder_requirements`."""

@@ -1,4 +1,4 @@
-"""What the folder of a server requires, as pip and uv read it."""
+"""Reads the requirements of a server's folder, as pip and uv do."""
 
 from __future__ import annotations
 

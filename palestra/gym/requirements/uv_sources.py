@@ -1,4 +1,4 @@
-"""Where a project takes a package from: `[tool.uv.sources]` as direct references, which pip and uv both read.
+"""Sources of a project's packages: `[tool.uv.sources]` as direct references, which pip and uv both read.
 
 A package index has a package of almost any name, by any author. So what a project takes from another place is taken
 from there or not at all: whatever cannot be written as a direct reference is refused.

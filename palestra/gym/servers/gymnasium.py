@@ -1,5 +1,7 @@
 """Resources servers in Gymnasium's style: reset and step instead of tools and a verdict.
 
+For example:
+
     class Guess(GymnasiumServer):
         async def reset(self, session: Session, secret: int) -> str:
             session.state = secret
@@ -8,8 +10,6 @@
         async def step(self, session: Session, response: dict[str, Any]) -> Step:
             is_right = output_text(response).strip() == str(session.state)
             return Step(reward=float(is_right), terminated=is_right, observation=None if is_right else "No.")
-
-Owns: the routes, what a step is, answering the same step once. Never touches: how steps are played (`gymnasium_agent`).
 """
 
 from __future__ import annotations
@@ -117,5 +117,5 @@ class GymnasiumServer(ResourcesServer[S]):
         return await self._closed(call)
 
     async def call_tool(self, session: Session, name: str, arguments: object) -> object:
-        """In this kind of world a call is part of a step."""
+        """Refuses the call: in this kind of world a call is part of a step."""
         raise BadCall(404, "Not Found")

@@ -1,5 +1,7 @@
 """Resources servers: a world with tools, and the verdict on a rollout.
 
+For example:
+
     class Counter(ResourcesServer):
         async def seed_session(self, session: Session, initial_count: int = 0) -> None:
             session.state = initial_count
@@ -12,8 +14,6 @@
 
         async def verify(self, session: Session, expected_count: int) -> bool:
             return session.state == expected_count
-
-Owns: the routes of such a server, tools, sessions' states. Never touches: models, how rollouts are played.
 """
 
 from __future__ import annotations

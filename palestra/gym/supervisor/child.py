@@ -1,4 +1,4 @@
-"""How a gym's processes are started on this machine, and what of their output is shown and kept."""
+"""Starts a gym's processes on this machine, and shows and keeps their output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A running gym: the head server, every process of servers, and the watch over them.
 
-Owns: starting all at once, telling when all are healthy, ending all. Never touches: how one process is kept going.
+For example:
 
     with Ports() as ports:
         config = load_gym(GymSources(files=["gym.yaml"]), ports=ports)

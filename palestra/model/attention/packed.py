@@ -3,7 +3,6 @@
 On a GPU in half precision kernels of our own do it (`tiled_attention`). Elsewhere sequences of similar length are
 computed together, right-padded: with a causal mask no real position sees the padding, so no mask tensor is needed.
 Sequences that share rows (`Branches`) are computed as one, with a mask.
-Never touches: the KV cache.
 """
 
 from __future__ import annotations

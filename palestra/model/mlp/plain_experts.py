@@ -1,7 +1,7 @@
 """The experts of a layer in plain torch: forward and backward passes over pairs of a row and an expert.
 
 Cost follows the experts that are visited. The backward pass computes activations again from what gate and up
-returned. Never touches: how rows are sorted, what adapters add.
+returned.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Notation as in the papers: lp = log p(target) now, q = log p when it was sampled, A = advantage, r = exp(lp - q).
 All are sums, never means. A position whose weight or advantage is 0 contributes exactly 0: it is masked before any
-exponential. Gradients come from autograd over these few lines. Never touches: models, batches.
+exponential. Gradients come from autograd over these few lines.
 """
 
 from __future__ import annotations

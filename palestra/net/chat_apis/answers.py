@@ -51,7 +51,7 @@ class AnswerPiece(Struct, frozen=True):
 
 
 class StreamedAnswer(Struct):
-    """What has come of an answer so far."""
+    """The part of an answer that has come so far."""
 
     text: str = ""
     reasoning: str = ""
@@ -76,7 +76,7 @@ class StreamedAnswer(Struct):
 
 
 class ChatApi(Protocol):
-    """How an endpoint is called."""
+    """The calls of an endpoint."""
 
     @property
     def name(self) -> str: ...

@@ -1,4 +1,4 @@
-"""Which API an endpoint speaks, and what its refusals say."""
+"""Finds which API an endpoint speaks, and reads its refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a model answers chat calls."""
+"""The endpoint at which a model answers chat calls."""
 
 from __future__ import annotations
 

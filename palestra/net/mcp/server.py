@@ -55,7 +55,7 @@ class Toolset(Protocol):
     def tools(self) -> Sequence[ListedTool]: ...
     @property
     def instructions(self) -> str:
-        """For the model, when it connects; empty: none."""
+        """Instructions for the model, when it connects; empty: none."""
         ...
 
 

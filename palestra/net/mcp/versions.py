@@ -21,7 +21,7 @@ VERSION_HEADER, METHOD_HEADER, NAME_HEADER = "mcp-protocol-version", "mcp-method
 
 
 class McpHeaders(Protocol):
-    """Those of a request, as Starlette has them."""
+    """The headers of a request, as Starlette has them."""
 
     def getlist(self, key: str, /) -> list[str]: ...
 
@@ -62,7 +62,7 @@ def _check_headers(headers: McpHeaders, message: JsonObject, requested: object) 
 
 
 def _only(headers: McpHeaders, name: str) -> str | None:
-    """Its value without the spaces around it, which parsers leave there."""
+    """Returns the header's only value, without the spaces around it that parsers leave there."""
     values = headers.getlist(name)
     if len(values) > 1:
         raise RpcError(HEADER_MISMATCH, f"the header {name} was sent more than once")

@@ -1,4 +1,4 @@
-"""What Python programs may import in a process that can only compute: it must be loaded before the process closes.
+"""Modules that programs may import in a process that can only compute: they must be loaded before the process closes.
 
 It imports the standard library only.
 """

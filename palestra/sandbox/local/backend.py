@@ -84,7 +84,7 @@ class LocalSandbox(CommandSandbox):
         }
 
     def _cores(self) -> list[int]:
-        """Without a cgroup, a sandbox has whole cores, which it cannot leave."""
+        """Returns the cores of a sandbox: without a cgroup it has whole ones, which it cannot leave."""
         cores, wanted = sorted(os.sched_getaffinity(0)), self.spec.limits.cpus
         if self._cgroup is not None and self._cgroup.limits_cpus:
             return cores
@@ -182,7 +182,7 @@ async def _descriptors(control: socket.socket) -> list[int]:
 
 
 async def _last_output(process: HelperProcess, errors: int) -> str:
-    """Reads what is in the pipe: others that hold its other end have ended, or say no more."""
+    """Reads what is in the pipe: processes that hold its other end have ended, or write no more."""
     await kill(process)
     os.set_blocking(errors, False)
     try:

@@ -28,7 +28,7 @@ def read_order(control: socket.socket) -> dict[str, Any]:
 
 
 def prepare(order: dict[str, Any]) -> None:
-    """What processes of the sandbox inherit from outside: their cores, and their place before the OOM killer."""
+    """Sets what processes of the sandbox inherit: their cores, and their place before the OOM killer."""
     ns.be_first_to_go()
     os.sched_setaffinity(0, order["cores"])
 

@@ -1,4 +1,4 @@
-"""What helper processes do to themselves on the way into a sandbox: system calls that Python has no function for.
+"""The way of helper processes into a sandbox: system calls that Python has no function for.
 
 It imports the standard library only.
 """
@@ -53,7 +53,7 @@ def unmount(target: str) -> None:
 
 
 def hide() -> None:
-    """Nothing in the sandbox may look into this process while it has one foot in it."""
+    """Hides this process from the sandbox while it is partly inside."""
     _checked(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "cannot hide")
 
 
@@ -88,6 +88,6 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def be_first_to_go() -> None:
-    """Where the machine runs out of memory, the kernel takes sandboxes first."""
+    """Makes the kernel end sandboxes first when the machine runs out of memory."""
     with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")

@@ -56,7 +56,7 @@ def scan(file: Path) -> Iterator[tuple[int, bytes]]:
 
 
 class TornRecord(JournalError):
-    """From this place on the file is not readable: a crash during the last write, or damage."""
+    """The file is not readable from this place on: a crash during the last write, or damage."""
 
     def __init__(self, file: Path, offset: int) -> None:
         super().__init__(

@@ -53,7 +53,7 @@ def list_models(
     offset: int = 0,
 ) -> Page[ModelRow]:
     """Returns models, newest first; without `owner` or `project_id` those of all owners or projects. `public_at` adds
-    models of others that have a public checkpoint at this time."""
+    models of other owners that have a public checkpoint at this time."""
     query = select(t).order_by(t.c.created_at.desc(), t.c.model_id.desc())
     if owner is not None:
         query = query.where(t.c.owner == owner if public_at is None else (t.c.owner == owner) | _is_public(public_at))

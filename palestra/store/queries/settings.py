@@ -10,7 +10,7 @@ from palestra.store.rows import insert_once
 from palestra.store.tables import settings as t
 
 INSTALLATION = "installation"
-"""Name of the setting that tells this server's object storage from others'."""
+"""Name of the setting that tells this server's object storage from that of other servers."""
 
 
 def get_setting(conn: Connection, name: str) -> str | None:

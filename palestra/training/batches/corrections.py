@@ -10,7 +10,7 @@ For each sampled token r = p_trainer / p_sampler, both before the update. Its ad
                              r > 1, or A < 0 and r < 1 (DPPO with the binary total variation)
 
 The loss then compares with the trainer's own log-probabilities, so that its ratio begins at 1 and clipping bounds the
-update alone. Never touches: the engine; a weight is a factor of the advantage, so any Tinker server does the same.
+update alone. A weight is a factor of the advantage, so any Tinker server does the same.
 """
 
 from __future__ import annotations

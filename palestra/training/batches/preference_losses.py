@@ -11,7 +11,7 @@ kto    1 - sigmoid(beta (r - z)) of a desirable answer, 1 - sigmoid(beta (z - r)
        another, each with its weight; z is an estimate of the KL that has no gradient
 
 All depend on an answer by s alone. So cross entropy whose weights are minus the derivative by s has the gradient of the
-loss, and no gradient has to leave the engine. Never touches: files, tokens, the engine.
+loss, and no gradient has to leave the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the task of a rollout is played again, by a person or by another model."""
+"""Plays the task of a rollout again, by a person or by another model."""
 
 from __future__ import annotations
 

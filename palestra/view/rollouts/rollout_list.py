@@ -154,7 +154,7 @@ def _read_slim(run: RunReader, part: Part, step: int) -> bytes:
 
 
 def _slim(file: Path, step: int) -> bytes:
-    """As `marshal` writes them: for this process alone, numbers of any size and any depth as they are."""
+    """Packs rows by `marshal`, for this process alone: numbers of any size and any depth stay as they are."""
     return marshal.dumps([{**_without_messages(record), "step": step} for record in read_records(file)])
 
 

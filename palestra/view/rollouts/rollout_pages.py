@@ -20,7 +20,8 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 @router.get("/runs/{run}/rollouts")
 def show_rollouts(request: Request, runs: Runs, run: str, query: AskedRollouts, every: bool = False) -> HTMLResponse:
-    """Without a step, those of the newest one; `every` shows all steps. A run that has only evaluated shows those."""
+    """Shows the rollouts of a step, by default the newest; `every` shows all steps. A run that has only evaluated shows
+    those."""
     detail = run_detail.read_run(runs, run)
     if "part" not in request.query_params and detail.eval_steps and not detail.rollout_steps:
         query = RolloutQuery(Part.EVAL, query.step, query.where, query.order, query.offset, query.limit)

@@ -57,7 +57,7 @@ def complete(record: JsonObject) -> JsonObject:
 
 
 def versions_of(versions: object) -> list[tuple[int, int]]:
-    """How many tokens each version of the weights drew; empty if one drew all, or it was not recorded."""
+    """Returns how many tokens each version of the weights drew; empty if one drew all, or it was not recorded."""
     try:
         pairs = msgspec.convert(versions, list[tuple[int, int]])
     except msgspec.ValidationError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class StepCache:
-    """What was made of files, until they change; the longest unused leave first."""
+    """Caches what was made of files, until they change; drops the least recently used first."""
 
     def __init__(self, most_bytes: int) -> None:
         self.size_bytes = 0

@@ -1,4 +1,4 @@
-"""What an environment's verifier saw and said of a rollout, in one form, whatever the environment is."""
+"""The verdict on a rollout in one form, for every kind of environment."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ShownVerdict(Struct, frozen=True):
 
 
 def read_verdict(verdict: JsonObject) -> ShownVerdict | None:
-    """None if none was recorded."""
+    """Reads the verdict of a record. None if none was recorded."""
     if not verdict:
         return None
     try:

@@ -181,7 +181,7 @@ def short_labels(names: Sequence[str]) -> list[str]:
 
 
 def _shared(parts: Sequence[Sequence[str]]) -> int:
-    """How many parts all of them begin with."""
+    """Returns how many leading parts all of them share."""
     return next((at for at, column in enumerate(zip(*parts, strict=False)) if len({*column}) > 1), min(map(len, parts)))
 
 

@@ -1,4 +1,4 @@
-"""What each metric means and what is healthy, as `docs/metrics.md` says it."""
+"""Descriptions of metrics and their healthy values, as `docs/metrics.md` says it."""
 
 from __future__ import annotations
 

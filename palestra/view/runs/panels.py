@@ -1,4 +1,4 @@
-"""Which charts a run's page has, in four rows: learning, health, behaviour, speed."""
+"""The charts of a run's page, in four rows: learning, health, behaviour, speed."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def read_log(catalogue: Catalogue, name: str, file: str | None = None, find: str
 
 
 def read_events(catalogue: Catalogue, name: str) -> list[JsonObject]:
-    """What happened to the run, newest first."""
+    """Reads what happened to the run, newest first."""
     return list(reversed(catalogue.open(name).read_events()))
 
 
@@ -154,7 +154,7 @@ def read_checkpoints(catalogue: Catalogue, name: str) -> list[ListedCheckpoint]:
 
 
 def _selected(run: RunReader) -> str | None:
-    """From the summary, so that no checkpoint is read for every look at the page."""
+    """Reads the selected step from the summary, so that no checkpoint is read for every look at the page."""
     try:
         return selection_text(run.read_summary()["selected"])
     except (KeyError, TypeError, ValueError):  # it goes on, or is older, or the file was not written by us

@@ -66,7 +66,7 @@ class RunFolders:
         return [self.root / name for name in names if _is_text(name)]
 
     def _link_out(self, path: Path) -> Path | None:
-        """What of a run's folder leads out of the root, if anything does."""
+        """Returns a path in a run's folder that leads out of the root, if there is one."""
         if leads_out(path, self.root):
             return path
         with os.scandir(path) as entries:

@@ -1,4 +1,4 @@
-"""What the page of a sweep shows: findings, curves by setting, parallel coordinates."""
+"""The data of a sweep's page: findings, curves by setting, parallel coordinates."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def read_curves(findings: SweepFindings) -> Board:
 
 
 def _mean_curve(states: Sequence[MemberState]) -> dict[int, float]:
-    """Only where all seeds have a value: a mean over fewer would jump."""
+    """Returns the mean only where all seeds have a value: a mean over fewer would jump."""
     known = [state.values for state in states if state.values]
     steps = set.intersection(*map(set, known)) if known else set[int]()
     return {step: statistics.fmean(values[step] for values in known) for step in sorted(steps)}

@@ -23,8 +23,8 @@ def list_sweeps(runs: Runs) -> Response:
 
 @api.get("/{sweep}")
 def show_sweep(sweep: str, runs: Runs) -> Response:
-    """What a sweep has found: its settings from the best to the worst with their spread over seeds, the importance of
-    each key, all runs, and what was decided about them."""
+    """Shows what a sweep has found: its settings from the best to the worst with their spread over seeds, the
+    importance of each key, all runs, and what was decided about them."""
     return json_response(read_sweep(runs, sweep))
 
 

@@ -1,4 +1,4 @@
-"""Which command of NeMo Gym's is which of ours, and which has no counterpart."""
+"""Maps NeMo Gym's commands to ours, and names those without a counterpart."""
 
 from __future__ import annotations
 

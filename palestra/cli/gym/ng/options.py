@@ -38,7 +38,7 @@ def flag(option: str) -> Arguments:
 
 
 def nothing(_: str) -> list[str]:
-    """It asks for what is so here anyway."""
+    """Returns no arguments, for an option that asks for what is always so here."""
     return []
 
 

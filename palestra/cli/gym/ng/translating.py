@@ -1,4 +1,4 @@
-"""From what was typed for a command of NeMo Gym's to the arguments of ours."""
+"""Translates the arguments of a command of NeMo Gym's to those of ours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def arguments_of(mapping: CommandMapping, typed: Typed, rest: Sequence[str]) -> 
 
 
 def collection_of(mapping: CommandMapping, typed: Typed, rest: Sequence[str]) -> tuple[list[str], list[str]]:
-    """For `eval run`: the arguments of `gym datasets`, or none, and those of `gym collect`."""
+    """Returns the arguments of `gym datasets`, or none, and of `gym collect`, for `eval run`."""
     given = {text: GymOverride.parse(text) for text in rest}
     made = [*_options(mapping.options, typed), *_configs(given)]
     settings = [text for text, one in given.items() if one.key not in ("config_paths", "split")]

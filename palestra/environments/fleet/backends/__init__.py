@@ -1,4 +1,4 @@
-"""Where instances run. Each backend is imported when it is used: some need packages of their own. Begin at
+"""Backends: the places where instances run. Each is imported when it is used: some need packages of their own. Begin at
 `embedded`."""
 
 from __future__ import annotations

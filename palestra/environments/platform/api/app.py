@@ -1,6 +1,6 @@
 """The platform over HTTP: one application for Fleet's control plane, runners, MCP and OpenEnv.
 
-Owns: paths, who may take them, the reaper's beat. Never touches: what a route does.
+Paths, and what opens them:
 
     /v1/…                    the control plane, with a team's key
     /i/{id}/mcp              an instance's tools; also /i/{id}/api/v1/mcp

@@ -34,7 +34,7 @@ class PlatformRefusal(Exception):
 
 class PlatformAuth:
     def __init__(self, keys: Iterable[str] = (), *, secret: bytes, is_loopback: bool = True) -> None:
-        """Without keys, on a loopback address, any key is a team of its own."""
+        """`keys`: those of teams. Without any, on a loopback address, each key is a team of its own."""
         self._teams = {team_of(key) for key in keys}
         self._secret, self._is_loopback = secret, is_loopback
         if not self._teams and not is_loopback:

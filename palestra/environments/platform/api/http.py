@@ -83,7 +83,7 @@ REFUSALS: dict[Any, ExceptionHandler] = dict.fromkeys((PlatformRefusal, HTTPExce
 
 
 class EntranceMiddleware:
-    """Comes before all routes: refuses requests of web pages of others, and ignores a slash at the end of a path."""
+    """Comes before all routes: refuses requests of foreign web pages, and ignores a slash at the end of a path."""
 
     def __init__(self, app: ASGIApp, auth: PlatformAuth) -> None:
         self._app, self._auth = app, auth

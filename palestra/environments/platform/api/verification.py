@@ -1,4 +1,4 @@
-"""Verdicts over HTTP: the platform's own tasks by their key, verifiers of others in a process of their own.
+"""Verdicts over HTTP: the platform's own tasks by their key, verifiers that come with a task in a process of their own.
 
 A verifier that cannot be run, or returns no score, is a failed execution: the SDK makes that an unknown score, not 0.
 A verifier whose assertion fails has judged: its result is 0.

@@ -1,4 +1,4 @@
-"""Verifiers of others, in processes of their own. Begin at `runner`."""
+"""Verifiers that come with a task, in processes of their own. Begin at `runner`."""
 
 from palestra.environments.platform.verifiers.runner import (
     VerifierExecution,

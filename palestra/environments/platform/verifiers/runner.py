@@ -1,4 +1,5 @@
-"""Verifiers of others: Python source, run in a process of its own that can do nothing but compute.
+"""Verifiers that come with a task: untrusted Python source, run in a process of its own that can do nothing but
+compute.
 
 If an assertion of the verifier fails, the score is 0. A verifier that raises, hangs, is killed, or returns no number
 from 0 to 1 says nothing about the policy: its outcome is unknown, never 0.
@@ -50,7 +51,7 @@ class VerifierExecution(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def score(self) -> float | None:
-        """None: unknown."""
+        """The score; None if it is unknown."""
         if any(line.startswith("JUDGE ERROR:") for line in self.stdout.splitlines()):
             return None
         return self.result if self.success else None

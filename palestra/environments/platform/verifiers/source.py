@@ -34,7 +34,8 @@ def {name}(env, final_answer=None):
 
 
 def verifier_source(task: PlatformTask) -> str:
-    """It uses the names that a verifier finds without importing them, and the standard library."""
+    """Returns Python source that uses the names that a verifier finds without importing them, and the standard
+    library."""
     template, seed = task.template, task.seed
     answer = template.answer(task.params) if template.answer else None
     calls = template.process(task.params) if template.process else None

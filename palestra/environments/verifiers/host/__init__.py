@@ -1,1 +1,1 @@
-"""What runs in the Python that has verifiers: standard library and verifiers only."""
+"""Code for the Python that has verifiers: it imports the standard library and verifiers only."""

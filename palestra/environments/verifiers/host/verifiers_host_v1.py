@@ -29,7 +29,7 @@ class AttemptClientConfig(EvalClientConfig):
 
 
 class Attempt:
-    """Whose calls the traces of an episode make: with which key, under which names, with which seeds."""
+    """The calls of an episode's traces: with which key, under which names, with which seeds."""
 
     def __init__(self, api_key: str, seed: int) -> None:
         self.api_key, self._seed = api_key, seed

@@ -30,7 +30,7 @@ KEYS = "PALESTRA_PLATFORM_KEYS"
 
 class NoAuth(PlatformAuth):
     """Accepts any client under any name. It gives access to new worlds and their tools only; not to a runner, nor to
-    instances of others."""
+    instances of other clients."""
 
     def __init__(self) -> None:
         super().__init__(secret=secrets.token_bytes())

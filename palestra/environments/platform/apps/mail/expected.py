@@ -1,5 +1,5 @@
-"""What tasks of `mail` expect, and what they look up in a seed database. Every column of a new row is named: ids are
-given in order, so that of the first new mail is known; only the time of sending is free."""
+"""Expectations of the tasks of `mail`, and their look-ups in a seed database. Every column of a new row is named: ids
+are given in order, so that of the first new mail is known; only the time of sending is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rooms cost, whether they are free, what cancelling costs: the one place that knows.
+"""Prices of rooms, their availability, and the price of cancelling, in one place.
 
 Tools use the instance's tables, task templates those of the seed database: both have `rows(query, *args)`.
 """

@@ -1,4 +1,4 @@
-"""What the tasks of `stay` have in common: rows of a seed database, a stay to book, what a booking must leave
+"""Parts that the tasks of `stay` share: rows of a seed database, a stay to book, what a booking must leave
 behind."""
 
 from __future__ import annotations

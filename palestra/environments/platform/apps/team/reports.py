@@ -1,4 +1,4 @@
-"""What connects mailbox and forum with the forge: mails that ask for an issue, posts about a repository.
+"""Reports that connect mailbox and forum with the forge: mails that ask for an issue, posts about a repository.
 
 Every second mail also has a prompt injection.
 """

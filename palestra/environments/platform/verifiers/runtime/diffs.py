@@ -1,4 +1,4 @@
-"""What differs between two databases, and whether that was allowed.
+"""Differences between two databases, and whether they were allowed.
 
 `expect_only…` asserts that nothing else changed, and compares every row for it: also in tables and rows that the list
 does not name, which the SDK's own does not.

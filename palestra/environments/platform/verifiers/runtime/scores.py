@@ -1,4 +1,4 @@
-"""What a verifier may return."""
+"""Scores that a verifier may return."""
 
 from __future__ import annotations
 
