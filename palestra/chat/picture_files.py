@@ -13,7 +13,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 from urllib.request import url2pathname
 
@@ -22,11 +21,17 @@ from palestra.chat.pictures import SCHEME, PictureMark, PictureTokens
 from palestra.types.pictures import PictureFile, PromptPicture, UnfitPicture, VisionCard
 from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.picture_headers import BadPicture, read_header
+from palestra.util.picture_parts import DATA, data_url, has_pictures, is_picture, url_of, url_part
 
-PICTURE_PARTS = ("image_url", "input_image", "image")
-FILE, DATA = "file:", "data:"
+FILE = "file:"
 SHOWN = 60
 NO_FILES: Mapping[str, PictureFile] = {}
+
+
+TEXT_ONLY = (
+    "a message has a picture, but this model reads text only: its folder has no vision tower of a family that Palestra "
+    "reads; use Qwen3-VL or Qwen3.5, or leave pictures out"
+)
 
 
 class TextOnlyModel(ChatError):
@@ -73,10 +78,7 @@ def read_pictures(
             seen.shown.append(dict(message))
             continue
         if card is None:
-            raise TextOnlyModel(
-                "a message has a picture, but this model reads text only: its folder has no vision tower of a family "
-                "that Palestra reads; use Qwen3-VL or Qwen3.5, or leave pictures out"
-            )
+            raise TextOnlyModel(TEXT_ONLY)
         if message.get("role") == "assistant":
             raise ChatError(f"messages[{place}]: an answer of the assistant has a picture; models write text only")
         texts, shown = [], []
@@ -93,28 +95,6 @@ def read_pictures(
         seen.messages.append({**message, "content": "".join(texts)})
         seen.shown.append({**message, "content": shown})
     return seen
-
-
-def is_picture(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in PICTURE_PARTS
-
-
-def has_pictures(messages: Sequence[JsonMapping]) -> bool:
-    return any(isinstance(one.get("content"), list) and any(map(is_picture, one["content"])) for one in messages)
-
-
-def url_part(url: str) -> JsonObject:
-    return {"type": "image_url", "image_url": {"url": url}}
-
-
-def url_of(part: JsonMapping) -> object:
-    """The URL of a part that is a picture, wherever its kind has it."""
-    found = part.get("image_url", part.get("image"))
-    return found.get("url") if isinstance(found, Mapping) else found
-
-
-def data_url(data: bytes, media_type: str) -> str:
-    return f"{DATA}{media_type};base64,{base64.b64encode(data).decode()}"
 
 
 def picture_file(data: bytes) -> PictureFile:

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from palestra.data.errors import DatasetError, RowPlace
+from palestra.data.pictures import shows_pictures, with_pictures
 from palestra.data.rows import RawRow, read_rows, shown
 from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonMapping, JsonObject
@@ -52,8 +53,13 @@ class ConversationFile(Generic[T]):
         """Raises DatasetError."""
         self._parse = parse
         self._rows: list[RawRow] = []
+        self.first_picture: RowPlace | None = None
+        """The first row that has pictures."""
         for row in read_rows(source):
-            parse_row(row, parse)
+            content = content_of(row)
+            parse_content(content, row.place, parse)
+            if self.first_picture is None and shows_pictures(content):
+                self.first_picture = row.place
             self._rows.append(row)
         if not self._rows:
             raise DatasetError(f"{source} is empty; it should hold one JSON object in each line")
@@ -62,24 +68,31 @@ class ConversationFile(Generic[T]):
         return len(self._rows)
 
     def __getitem__(self, index: int) -> T:
-        return parse_row(self._rows[index], self._parse)
+        row = self._rows[index]
+        return parse_content(content_of(row), row.place, self._parse)
 
     @property
     def lines(self) -> list[bytes]:
-        """The lines as they are in the file."""
-        return [row.line for row in self._rows]
+        """The lines as they are in the file, but for pictures, whose paths are absolute."""
+        if self.first_picture is None:
+            return [row.line for row in self._rows]
+        return [msgspec.json.encode(content_of(row)) for row in self._rows]
 
     def place(self, index: int) -> RowPlace:
         return self._rows[index].place
 
 
-def parse_row(row: RawRow, parse: Callable[[JsonMapping], T]) -> T:
+def content_of(row: RawRow) -> JsonMapping:
+    """What a row says, with its pictures in messages. Raises DatasetError with the place of the row."""
+    return parse_content(row.content(), row.place, lambda content: with_pictures(content, Path(row.place.file).parent))
+
+
+def parse_content(content: JsonMapping, place: RowPlace, parse: Callable[[JsonMapping], T]) -> T:
     """Raises DatasetError with the place of the row."""
-    content = row.content()
     try:
         return parse(content)
     except DatasetError as error:
-        raise DatasetError(error.problem, row.place) from None
+        raise DatasetError(error.problem, place) from None
 
 
 def conversation_of(row: JsonMapping) -> Conversation:

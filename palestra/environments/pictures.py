@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 from typing import Any, Protocol
 
-from palestra.chat.picture_files import data_url, url_part
 from palestra.util.json_types import JsonObject
 from palestra.util.picture_headers import read_header
+from palestra.util.picture_parts import data_url, url_part
 
 
 class DrawnPicture(Protocol):

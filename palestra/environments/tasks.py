@@ -14,6 +14,7 @@ from typing import Generic, TypeVar, overload
 import msgspec
 
 from palestra.data.errors import DatasetError
+from palestra.data.pictures import has_places, with_pictures
 from palestra.data.rows import read_rows as read_dataset
 from palestra.environments.errors import TaskFileError
 from palestra.environments.step_results import shown
@@ -47,6 +48,8 @@ class Row(msgspec.Struct, frozen=True):
     where: str
     """The file and the line, for messages."""
     content: JsonMapping
+    folder: Path = Path()
+    """Where paths of pictures begin."""
 
 
 def read_tasks(file: Path, environment: str) -> list[Task]:
@@ -99,20 +102,31 @@ def read_rows(file: Path) -> Iterator[Row]:
     """Yields the rows of a file. Raises TaskFileError."""
     try:
         for row in read_dataset(file):
-            yield Row(str(row.place), row.content())
+            yield Row(str(row.place), row.content(), Path(row.place.file).parent)
     except DatasetError as error:
         raise TaskFileError(str(error)) from None
 
 
 def _task(row: Row, environment: str) -> Task:
+    row_id, row = _id(row), _with_pictures(row)
     content = row.content
     left_out = {"prompt", "env_class"} if "env_class" in content else {"prompt", "id"}
     return Task(
-        id=_id(row),
+        id=row_id,
         environment=environment,
         prompt=_prompt(row),
         extras={key: value for key, value in content.items() if key not in left_out},
     )
+
+
+def _with_pictures(row: Row) -> Row:
+    """Puts the row's pictures into its prompt, if that has places for them; other columns are the environment's."""
+    if not has_places(row.content.get("prompt")):
+        return row
+    try:
+        return msgspec.structs.replace(row, content=with_pictures(row.content, row.folder))
+    except DatasetError as error:
+        raise TaskFileError(f"{row.where}: {error.problem}") from None
 
 
 def _prompt(row: Row) -> list[Message]:

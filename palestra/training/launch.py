@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from palestra.chat import ChatError, ChatTokenizer
+from palestra.chat.picture_files import TEXT_ONLY
 from palestra.config.train import DistillConfig, DpoConfig, GrpoConfig, PreferenceLoss, RunConfig, SftConfig
+from palestra.data.conversations import CHECKED_ROWS
 from palestra.data.errors import DatasetError
 from palestra.endpoints.aliases import RunAlias
 from palestra.endpoints.model_folders import SetupError, check_model, model_folder, tokenizer_of
 from palestra.endpoints.own_server import own_server
+from palestra.environments.environment_set import EntryTasks
 from palestra.environments.errors import JudgeError
 from palestra.rollouts.agents.setup import check_agent
 from palestra.rollouts.continued_samples import ContinuedSamples
@@ -42,6 +45,7 @@ from palestra.training.trackers import Trackers, open_trackers
 from palestra.training.webhook import report_end
 from palestra.util.json_types import JsonObject
 from palestra.util.own_process import guarded
+from palestra.util.picture_parts import has_pictures
 
 RUN_ERRORS = (
     *(SetupError, FunctionError, ChatError, DatasetError, JudgeError, PolicyError, SamplingError),
@@ -84,8 +88,8 @@ def check(config: RunConfig) -> None:
             if config.rollouts == "agent":
                 check_agent(config.agent, config.environments)
             with open_environments(config) as environments:
-                environments.tasks("train")
-                environments.tasks("eval")
+                for split in ("train", "eval"):
+                    check_tasks(environments.tasks(split), tokenizer)
             if isinstance(config, DistillConfig):
                 check_teachers(config, tokenizer)
             if config.imitation is not None:
@@ -96,6 +100,15 @@ def check(config: RunConfig) -> None:
             check_kto(config, tokenizer)
         case DpoConfig():
             check_dpo(config, tokenizer)
+
+
+def check_tasks(found: Sequence[EntryTasks], tokenizer: ChatTokenizer) -> None:
+    """Raises SetupError if tasks show pictures to a model that reads text only."""
+    if tokenizer.card is not None:
+        return
+    for entry, tasks in found:
+        if any(has_pictures(task.prompt) for task in tasks[:CHECKED_ROWS]):
+            raise SetupError(f"environment {entry.name}: {TEXT_ONLY}")
 
 
 def loop_of(config: RunConfig, session: TrainingSession) -> Coroutine[Any, Any, RunStatus]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.chat.picture_files import TextOnlyModel, data_url, read_pictures, url_part, with_opened_files
+from palestra.chat.picture_files import TextOnlyModel, read_pictures, with_opened_files
+from palestra.util.picture_parts import data_url, url_part
 from tests.pictures import drawn, file_of
 
 FILE = file_of(drawn(1))

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from palestra.config.train import load_train_config
+from palestra.data.errors import DatasetError
+from palestra.endpoints.model_folders import SetupError
 from palestra.rollouts.sources import RolloutSourceError
+from palestra.runs.listener import Silence
 from palestra.runs.pictures import read_picture
 from palestra.runs.reader import Part, RunStatus
+from palestra.runs.writer import RunFolder
+from palestra.training.launch import check, train
 from tests.pictures import drawn, file_of
+from tests.server.conftest import Server
 from tests.training import shown
 from tests.training.trainers import FEW
 
@@ -21,6 +32,8 @@ SEEING = {
     "environments": [{"name": shown.NAME}],
     "rollout": {**FEW, "max_tokens": 6, "max_context": 200},
     "eval": {"every": 2, "tasks": 2},
+    "penalty": {"kl": 0.01},
+    "algorithm": {"observation_loss": 0.1},
     "steps": 2,
 }
 
@@ -34,8 +47,20 @@ def seeing(random_model, tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_run_learns_from_rollouts_with_pictures(run_training, seeing):
-    run = run_training("sees", server=None, model={"name": str(seeing)}, **SEEING)
+@pytest.fixture(scope="module")
+def server(seeing, tmp_path_factory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("server"), seeing) as started:
+        yield started.start()
+
+
+@pytest.fixture
+def settings(server, seeing) -> dict[str, Any]:
+    """Of runs at the server."""
+    return {"server": server.url, "model": {"name": server.name, "tokenizer": str(seeing)}}
+
+
+def test_a_run_learns_from_rollouts_with_pictures(run_training, settings):
+    run = run_training("sees", **settings, **SEEING)
     assert run.status() is RunStatus.DONE
     steps = [row for row in run.read_metrics() if "mismatch/logprob_abs_max" in row]
     assert [row["rollouts/failed"] for row in steps] == [0.0, 0.0]
@@ -50,6 +75,19 @@ def test_a_run_learns_from_rollouts_with_pictures(run_training, seeing):
     assert [(rows, digest) for _, rows, digest in row["pictures"]] == [(ROWS, digest_of(part)), (4, digest_of(other))]
 
 
+def test_a_teacher_reads_the_pictures_that_the_student_saw(run_training, settings):
+    """The base model agrees with a student that is new, and not with one that was told more."""
+    distilled = {**SEEING, "kind": "distill", "penalty": {}, "algorithm": {}, "steps": 1, "eval": {"every": 0}}
+    base = {"model": settings["model"]["name"], "tokenizer": settings["model"]["tokenizer"]}
+    teachers = {"plain": base, "told": {"model": "self", "context": "Picture {n}."}}
+    plain, told = (
+        run_training(name, **settings, **distilled, teachers=[teacher]).read_metrics()[0]
+        for name, teacher in teachers.items()
+    )
+    assert plain["kl/teacher"] == pytest.approx(0.0, abs=1e-4)
+    assert abs(told["kl/teacher"]) > 1e-3
+
+
 def digest_of(part):
     return part["image_url"]["url"].removeprefix("picture:")
 
@@ -57,3 +95,71 @@ def digest_of(part):
 def test_a_model_that_reads_text_only_ends_the_run_at_the_first_picture(run_training):
     with pytest.raises(RolloutSourceError, match=r"shown:ShownEnv: a message has a picture, but this model reads text"):
         run_training("blind", **SEEING)
+
+
+ANSWERS = ("It is a cat.", "It is a dog.")
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    """Rows that differ in their pictures only."""
+    for n in range(2):
+        (tmp_path / f"{n}.png").write_bytes(file_of(drawn(n)))
+    return tmp_path
+
+
+def written(folder: Path, rows: list[dict[str, Any]]) -> str:
+    file = folder / "data.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+FAST = {
+    "optimizer": {"lr": 1e-2, "warmup_steps": 0, "schedule": "constant"},
+    "batch_size": 2,
+    "checkpoint": {"every": 100},
+    "max_sequence_length": 64,
+}
+
+
+def test_sft_learns_to_tell_pictures_apart(settings, pictures):
+    data = written(
+        pictures, [{"prompt": "<image>What is it?", "completion": ANSWERS[n], "images": [f"{n}.png"]} for n in range(2)]
+    )
+    config = load_train_config(
+        [], [], {"kind": "sft", "data": data, "eval_data": data, "steps": 40, **FAST, **settings}
+    )
+    with RunFolder.create(pictures / "runs", "sft", config) as folder:
+        asyncio.run(train(config, folder, Silence()))
+    blind = math.log(2) / 6  # the last word of the answer, guessed, and the rest of it known
+    *_, last = (row["eval/loss"] for row in folder.read_metrics() if "eval/loss" in row)
+    assert last < blind / 3
+
+
+def test_dpo_prefers_by_the_picture(settings, pictures):
+    rows = [
+        {"prompt": "<image>?", "chosen": ANSWERS[n], "rejected": ANSWERS[1 - n], "image": f"{n}.png"} for n in range(2)
+    ]
+    config = load_train_config(
+        [], [], {"kind": "dpo", "data": written(pictures, rows), "steps": 16, **FAST, **settings}
+    )
+    with RunFolder.create(pictures / "runs", "dpo", config) as folder:
+        asyncio.run(train(config, folder, Silence()))
+    steps = folder.read_metrics()
+    assert steps[0]["loss/mean"] == pytest.approx(math.log(2), abs=1e-3)
+    assert steps[-1]["dpo/accuracy"] == 1.0
+    assert steps[-1]["loss/mean"] < 0.3
+
+
+def test_a_model_that_reads_text_only_is_refused_before_the_run(pictures, ephebe_url):
+    rows = [{"prompt": "?", "completion": "A cat."}] * 40
+    data = written(pictures, [*rows, {"prompt": "<image>?", "completion": "A cat.", "images": ["0.png"]}])
+    config = load_train_config([], [], {"kind": "sft", "data": data, "server": ephebe_url, "steps": 1})
+    with pytest.raises(DatasetError, match=r"data.jsonl, line 41: a message has a picture, but this model reads text"):
+        check(config)
+    tasks = {"name": shown.NAME, "tasks": written(pictures, [{"prompt": "<image>?", "images": ["0.png"]}])}
+    config = load_train_config(
+        [], [], {"environments": [tasks], "server": ephebe_url, "steps": 1, "eval": {"every": 0}}
+    )
+    with pytest.raises(SetupError, match="shown:ShownEnv: a message has a picture, but this model reads text only"):
+        check(config)

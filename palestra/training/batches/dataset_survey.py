@@ -13,7 +13,8 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from palestra.chat import ChatError, ChatTokenizer
-from palestra.data.conversations import Conversation, conversation_of, pair_of
+from palestra.chat.picture_files import read_pictures
+from palestra.data.conversations import Conversation, content_of, conversation_of, pair_of
 from palestra.data.errors import DatasetError
 from palestra.data.kinds import DataKind, kind_of
 from palestra.data.rows import RawRow, read_rows
@@ -79,6 +80,8 @@ class DatasetReader:
         content = row.content()
         try:
             kind = self._kind or kind_of(content)
+            if kind is not DataKind.PROMPTS:
+                content = content_of(row)
             survey = self.survey = self.survey or DatasetSurvey(kind=kind)
             self._kind = kind
             match kind:
@@ -88,7 +91,7 @@ class DatasetReader:
                     pair = pair_of(content)
                     found = [pair.chosen, pair.rejected]
                 case DataKind.PROMPTS:
-                    task = self._tasks.read(Row(str(row.place), content))
+                    task = self._tasks.read(Row(str(row.place), content, Path(row.place.file).parent))
                     found = [Conversation(task.prompt)]
             lengths = self._lengths(kind, found) if self._tokenizer else None
         except (DatasetError, ChatError) as error:
@@ -103,7 +106,8 @@ class DatasetReader:
     def _lengths(self, kind: DataKind, found: Sequence[Conversation]) -> list[_RowLength]:
         assert self._tokenizer is not None
         if kind is DataKind.PROMPTS:
-            prompt = len(self._tokenizer.encode_chat(found[0].messages, None))
+            seen = read_pictures(found[0].messages, self._tokenizer.card, opens_files=True)
+            prompt = len(self._tokenizer.encode_chat(seen.messages, None))
             return [_RowLength(prompt, prompt, 0)]
         lengths = []
         for one in found:

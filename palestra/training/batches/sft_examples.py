@@ -9,12 +9,17 @@ out its reasoning once another message follows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from palestra.chat import ChatError, ChatTokenizer
+from palestra.chat.picture_files import TEXT_ONLY, read_pictures
 from palestra.chat.templates import Messages, Tools
-from palestra.data.conversations import Conversation
+from palestra.data.conversations import Conversation, ConversationFile
+from palestra.data.errors import DatasetError
+from palestra.types.pictures import whole_pictures
 from palestra.types.rollouts import TrainSequence
 
 
@@ -33,15 +38,30 @@ class Example(Struct):
 def encode_example(
     tokenizer: ChatTokenizer, conversation: Conversation, limit: int, *, last_only: bool = False
 ) -> Example:
-    """Returns the first `limit` tokens. With `last_only` all but the last turn is context. Raises ChatError."""
-    tokens, mask = _encode(tokenizer, conversation, last_only)
-    tokens, mask, is_cut = tokens[:limit], mask[:limit], len(tokens) > limit
+    """Returns the first `limit` tokens, up to a picture that would be cut. With `last_only` all but the last turn is
+    context. Raises ChatError."""
+    messages = conversation.messages
+    end = max((place + 1 for place, one in enumerate(messages) if one["role"] == "assistant"), default=0)
+    seen = read_pictures(messages[:end], tokenizer.card, opens_files=True)
+    tokens, mask = _encode(tokenizer, replace(conversation, messages=seen.messages), last_only)
+    cut, pictures = whole_pictures(seen.placed(tokenizer.pictures, tokens), limit)
+    tokens, mask, is_cut = tokens[:cut], mask[:cut], len(tokens) > limit
     if mask:
         mask[0] = False  # the first token is not predicted by anything
     sequence = TrainSequence(
-        tokens=tokens, mask=mask, logprobs=[0.0] * len(tokens), advantages=[float(trained) for trained in mask]
+        tokens=tokens,
+        mask=mask,
+        logprobs=[0.0] * len(tokens),
+        advantages=[float(trained) for trained in mask],
+        pictures=pictures,
     )
     return Example(sequence, is_cut)
+
+
+def check_pictures(rows: ConversationFile[Any], tokenizer: ChatTokenizer) -> None:
+    """Raises DatasetError if a row has pictures and the model reads text only."""
+    if rows.first_picture is not None and tokenizer.card is None:
+        raise DatasetError(TEXT_ONLY, rows.first_picture)
 
 
 def _encode(tokenizer: ChatTokenizer, conversation: Conversation, last_only: bool) -> tuple[list[int], list[bool]]:

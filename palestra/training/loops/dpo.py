@@ -22,7 +22,7 @@ from palestra.runs.listener import Stage, StageClock
 from palestra.runs.reader import RunStatus
 from palestra.training.batches.data_order import DataOrder
 from palestra.training.batches.preference_losses import AnswerScore, PairLoss, compare, uses_reference
-from palestra.training.batches.sft_examples import Example, encode_example
+from palestra.training.batches.sft_examples import Example, check_pictures, encode_example
 from palestra.training.loops.data_loop import (
     Metrics,
     StepOutcome,
@@ -72,6 +72,7 @@ class PairRows:
         """Raises DatasetError."""
         self._limit, self._tokenizer = config.max_sequence_length, tokenizer
         self._rows = ConversationFile(config.data, pair_of)
+        check_pictures(self._rows, tokenizer)
 
     def __len__(self) -> int:
         return len(self._rows)

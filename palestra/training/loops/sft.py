@@ -14,7 +14,7 @@ from palestra.data.errors import DatasetError
 from palestra.runs.listener import RunListener, Stage, StageClock
 from palestra.runs.reader import RunStatus
 from palestra.training.batches.data_order import DataOrder
-from palestra.training.batches.sft_examples import Example, encode_example
+from palestra.training.batches.sft_examples import Example, check_pictures, encode_example
 from palestra.training.loops.data_loop import (
     Metrics,
     StepOutcome,
@@ -55,6 +55,7 @@ class ConversationRows:
         """Raises DatasetError."""
         self._file, self._config, self._tokenizer = file, config, tokenizer
         self._rows = ConversationFile(file, conversation_of)
+        check_pictures(self._rows, tokenizer)
 
     def __len__(self) -> int:
         return len(self._rows)
