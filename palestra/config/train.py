@@ -105,8 +105,9 @@ class RolloutConfig(Config):
     """Time limit of a whole rollout."""
     env_timeout_s: PositiveFloat = 60.0
     """Time limit of one call into an environment."""
-    concurrency: PositiveInt = 512
-    """Maximum number of rollouts at a time."""
+    concurrency: PositiveInt | None = None
+    """Maximum number of rollouts at a time. None: as many as the server's engine can hold, by its free rows and pages;
+    512 where the server does not say, and with `style: batched`."""
     env_threads: PositiveInt = 16
     """Threads for environments without async methods."""
     branch: BranchConfig = BranchConfig()

@@ -76,6 +76,7 @@ class BackendLoad:
     running_samples: int
     waiting_samples: int
     kv_used: float
+    cache_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

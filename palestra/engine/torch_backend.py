@@ -113,7 +113,11 @@ class TorchBackend(TorchTrainer):
     def load_now(self) -> BackendLoad:
         pages, scheduler = self.sampler.pages, self.sampler.scheduler
         return BackendLoad(
-            self.pool.size_bytes, scheduler.running, scheduler.waiting, 1.0 - pages.available / pages.n_pages
+            self.pool.size_bytes,
+            scheduler.running,
+            scheduler.waiting,
+            self.sampler.kv_used,
+            pages.n_pages * pages.page_size,
         )
 
     def close(self) -> None:

@@ -319,6 +319,7 @@ class EngineWorker:
             kept_samplers=len(self.sampler_cache.kept),
             sampler_bytes=self.sampler_cache.bytes_in_memory,
             kv_used=load.kv_used,
+            cache_tokens=load.cache_tokens,
             token_gap_p95_s=self.samples.token_gap_p95_s,
             **self.counters.as_dict(),
         )

@@ -44,11 +44,17 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
     """Turns in a row that could not be read."""
     grades_timeouts: bool = False
     """Whether a rollout whose time is over is graded as it stands; otherwise it has no reward."""
-    concurrency: int = 512
+    concurrency: int | None = 512
+    """None: it follows what the server can hold."""
     oversample: int = 0
     """Further rollouts of a group; when as many as it has have ended, the others are cancelled."""
     branch: BranchConfig = BranchConfig()
     """Forks are for training: they say what a turn is worth, and evaluations measure what the policy does."""
+
+    @property
+    def most_at_once(self) -> int:
+        """The number of rollouts at a time where nothing is known about the server."""
+        return 512 if self.concurrency is None else self.concurrency
 
     @classmethod
     def of(cls, config: RolloutConfig, temperature: float | None = None) -> RolloutSettings:

@@ -471,6 +471,8 @@ class Stats(Struct, frozen=True, kw_only=True, tag="stats"):
     """Memory of kept samplers, without those on disk."""
     kv_used: float = 0.0
     """Share of the cache's pages in use."""
+    cache_tokens: int = 0
+    """Tokens that the cache can hold."""
     token_gap_p95_s: float = 0.0
     """Time from one token of a sample to its next, over the last steps, including everything that ran in between."""
     tokens_trained: int = 0

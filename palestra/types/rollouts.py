@@ -247,6 +247,11 @@ class Rollout(Struct, kw_only=True):
         return sum(len(turn.tokens) for turn in self.all_turns)
 
     @property
+    def context_length(self) -> int:
+        """Number of tokens of its own conversation, with prompt and observations."""
+        return len(self.prompt) + sum(len(turn.observation) + len(turn.tokens) for turn in self.turns)
+
+    @property
     def is_cut(self) -> bool:
         """Whether the last generated turn has no end, so that its quality is unknown (DAPO's overlong)."""
         return bool(self.turns) and self.turns[-1].stop is not StopReason.STOP

@@ -38,7 +38,7 @@ class EndpointPlayer:
         self._endpoint, self._environments, self._settings = endpoint, environments, settings
         self._others = others
         self._patience_s = patience_s
-        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._slots = asyncio.Semaphore(settings.most_at_once)
 
     async def play(self, request: GroupRequest, index: int) -> Rollout:
         """Plays one rollout. Raises RolloutSourceError if the endpoint cannot be used."""

@@ -19,13 +19,13 @@ class BatchedRollouts:
     def __init__(self, context: PlayerContext) -> None:
         self._context = context
         self._concurrent = ConcurrentRollouts()
-        self._slots = asyncio.Semaphore(context.settings.concurrency)
+        self._slots = asyncio.Semaphore(context.settings.most_at_once)
         self._slots_lock = asyncio.Lock()
         """Lets only one batch at a time collect its slots: two batches that each held half of them would wait for
         ever."""
 
     async def play(self, requests: Sequence[GroupRequest], sampler: PolicySampler) -> AsyncIterator[Group]:
-        for batch in split_batches(requests, self._context.settings.concurrency):
+        for batch in split_batches(requests, self._context.settings.most_at_once):
             size = sum(len(request.seeds) for request in batch)
             async with self._room_for(size), aclosing(self._play_batch(batch, size, sampler)) as groups:
                 async for group in groups:
@@ -53,7 +53,7 @@ class BatchedRollouts:
         active = 0
         try:
             async with self._slots_lock:
-                while active < min(size, self._context.settings.concurrency):
+                while active < min(size, self._context.settings.most_at_once):
                     await self._slots.acquire()
                     active += 1
             yield

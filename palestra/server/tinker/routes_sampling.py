@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
 
 from palestra.server.http.access import CallerNow
 from palestra.server.http.body import decoded, read_body
@@ -59,6 +61,14 @@ async def sequence_weights(
 ) -> s.SequenceWeightsResponse:
     """Which weights drew which tokens of samples that went on with others. An addition of ours to the Tinker API."""
     return service.sampling.sequence_weights(caller, body)
+
+
+@router.get("/sampling_load", response_model_exclude_none=True)
+async def sampling_load(
+    service: ServiceNow, caller: CallerNow, base_model: Annotated[str, Query(max_length=1000)]
+) -> s.SamplingLoadResponse:
+    """How full the engine is that samples for a base model. An addition of ours to the Tinker API."""
+    return service.sampling.load(base_model)
 
 
 @router.get("/samplers/{sampler_id}", response_model_exclude_none=True)

@@ -90,6 +90,12 @@ class SamplingService:
             }
         )
 
+    def load(self, base_model: str) -> s.SamplingLoadResponse:
+        load = self._sampling.runners[self._lookup.base(base_model)].load
+        return s.SamplingLoadResponse(
+            waiting=load.waiting, running=load.running, kv_used=load.kv_used, cache_tokens=load.cache_tokens
+        )
+
     # Many results at once
 
     async def retrieve_many(self, caller: Caller, request: s.RetrieveFuturesRequest) -> s.RetrieveFuturesResponse:

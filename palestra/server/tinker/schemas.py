@@ -342,6 +342,17 @@ class ContinueSamplesResponse(WireModel):
     """Number of samples that go on with the new weights."""
 
 
+class SamplingLoadResponse(WireModel):
+    waiting: int
+    """Samples that wait for a row of the batch, at the engine's last report; it reports once a second."""
+    running: int | None = None
+    """Sequences that have a row; null: not known."""
+    kv_used: float
+    """Share of the cache's pages that they hold."""
+    cache_tokens: int
+    """Tokens that the cache of keys and values can hold; 0: not known."""
+
+
 class SequenceWeightsRequest(WireModel):
     sequence_ids: Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=MOST_NAMED)]
 

@@ -14,6 +14,8 @@ from palestra.environments.task_order import TaskOrder
 from palestra.rollouts.episodes.run import EpisodeRun
 from palestra.rollouts.gym.player import open_gym_players
 from palestra.rollouts.judged import judged
+from palestra.rollouts.local.following_limit import FollowingLimit
+from palestra.rollouts.local.load_reader import open_load_reader
 from palestra.rollouts.local.source import open_source
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.sources import RolloutSource
@@ -36,6 +38,8 @@ class RolloutSources(Struct):
     eval: RolloutSource
     episodes: EpisodeRun | None = None
     """The run's episodes at the server; None if only this process plays."""
+    following: FollowingLimit | None = None
+    """How many rollouts are played at once, where the config does not say."""
 
 
 def open_environments(config: GrpoConfig) -> EnvironmentSet:
@@ -74,7 +78,8 @@ async def run_grpo(config: GrpoConfig, session: TrainingSession) -> RunStatus:
                     environments.aggregate,
                 )
             ledger = sources.episodes.log if sources.episodes else None
-            reporters = [part.take_metrics for part in (judges, ledger, task_filter) if part is not None]
+            reporting = (judges, ledger, task_filter, sources.following)
+            reporters = [part.take_metrics for part in reporting if part is not None]
             parts = GrpoParts(
                 EndedRollouts(with_own_reward(judged(sources.train, judges), config.reward), config.rollout.endings),
                 requests,
@@ -97,16 +102,29 @@ async def open_sources(
             yield RolloutSources(episodes.source, episodes.eval_source, episodes)
         return
     settings = RolloutSettings.of(config.rollout, config.eval.temperature)
-    async with open_gym_players(config, session) as gyms:
+    async with open_gym_players(config, session) as gyms, open_limits(config, session) as (training, evaluating):
         sources = RolloutSources(
-            open_source(config, session.tokenizer, environments, gyms=gyms),
-            open_source(config, session.tokenizer, environments, settings, gyms),
+            open_source(config, session.tokenizer, environments, None, gyms, training),
+            open_source(config, session.tokenizer, environments, settings, gyms, evaluating),
+            following=training,
         )
         try:
             yield sources
         finally:
             await sources.train.close()
             await sources.eval.close()
+
+
+@asynccontextmanager
+async def open_limits(
+    config: GrpoConfig, session: TrainingSession
+) -> AsyncIterator[tuple[FollowingLimit | None, FollowingLimit | None]]:
+    """Opens the limits of rollouts at once for training and for evaluations, where the config leaves them to us."""
+    if config.rollout.concurrency is not None or config.rollout.style == "batched":
+        yield None, None
+        return
+    async with open_load_reader(session.url, config.model.name) as read:
+        yield FollowingLimit(read), FollowingLimit(read)
 
 
 def eval_tasks(config: GrpoConfig, environments: EnvironmentSet) -> list[Task]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from palestra.server.core.workers.supervisor import WorkerSupervisor
 from palestra.types import LoraConfig, SampleRequest
@@ -19,6 +20,18 @@ from palestra.types.engine import (
     SampleWeights,
     Stats,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingLoad:
+    """What those who sample are doing, at their last report."""
+
+    waiting: int
+    running: int | None = None
+    """Sequences that have a row; None: not known."""
+    kv_used: float = 0.0
+    cache_tokens: int = 0
+    """Tokens that the cache can hold; 0: not known."""
 
 
 class SampleRunner(ABC):
@@ -50,6 +63,10 @@ class SampleRunner(ABC):
     @abstractmethod
     def waiting(self) -> int:
         """Number of samples that it has received and not begun, as far as it knows."""
+
+    @property
+    def load(self) -> SamplingLoad:
+        return SamplingLoad(self.waiting)
 
     def on_stats(self, stats: Stats) -> None:
         """Takes the worker's report about itself."""
@@ -100,7 +117,7 @@ class WorkerRunner(SampleRunner):
     def __init__(self, worker: WorkerSupervisor, is_held: Callable[[WorkerSupervisor], bool]):
         self._worker, self._is_held = worker, is_held
         """`is_held` says whether samples have to wait because of training."""
-        self._waiting = 0
+        self._stats = Stats()
 
     @property
     def is_up(self) -> bool:
@@ -112,10 +129,15 @@ class WorkerRunner(SampleRunner):
 
     @property
     def waiting(self) -> int:
-        return self._waiting
+        return self._stats.waiting_samples
+
+    @property
+    def load(self) -> SamplingLoad:
+        stats = self._stats
+        return SamplingLoad(stats.waiting_samples, stats.running_samples, stats.kv_used, stats.cache_tokens)
 
     def on_stats(self, stats: Stats) -> None:
-        self._waiting = stats.waiting_samples
+        self._stats = stats
 
     def send(self, request_id: str, message: bytes) -> None:
         self._worker.link.send_encoded(message)
