@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Self
 
-from palestra.gym.endpoint import ROLLOUT_PREFIX, ServerEndpoint
 from palestra.gym.errors import MODEL_PATHS, GymConfigError, UnreachableServer
+from palestra.gym.http_app import ROLLOUT_PREFIX, ServerEndpoint
 from palestra.gym.records import STEP_ID, GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.sessions import SessionSigner

@@ -38,7 +38,8 @@ from palestra.server.model_api.openai_chat import routes as openai_routes
 from palestra.server.model_api.openai_responses import routes as responses_routes
 from palestra.server.pages.mount import MOUNT, ServerPages
 from palestra.server.services import ServerServices
-from palestra.server.tinker import routes_futures, routes_rest, routes_sampling, routes_service, routes_training
+from palestra.server.tinker import routes as tinker_routes
+from palestra.server.tinker import routes_rest, routes_service
 from palestra.server.tinker.schemas import ErrorResponse
 from palestra.server.web_pages import add_pages
 from palestra.store.errors import StoreError
@@ -121,10 +122,10 @@ def _routed(services: ServerServices) -> FastAPI:
     app.state.trainer, app.state.engine_api = services.agentjet_trainer, services.engine_api
     app.state.owners, app.state.usage = services.owners, services.usage
     app.state.metrics, app.state.readiness = services.metrics, services.readiness
-    for routes in (
-        *(routes_service, routes_training, routes_sampling, routes_futures, routes_rest),
-        *(episode_routes, player_routes, looking_routes, engine_api, usage_api),
-    ):
+    app.include_router(routes_service.router)
+    for router in (tinker_routes.training, tinker_routes.sampling, tinker_routes.results):
+        app.include_router(router)
+    for routes in (routes_rest, episode_routes, player_routes, looking_routes, engine_api, usage_api):
         app.include_router(routes.router)
     app.include_router(playing_router)
     app.include_router(engine_router)

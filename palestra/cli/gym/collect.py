@@ -166,7 +166,7 @@ def collect(
         from palestra.gym.collect.collection import CollectionRequest
         from palestra.gym.collect.rows import Expansion, PromptFile
         from palestra.gym.errors import GymError
-        from palestra.rollouts.gym.row_retries import RetryPolicy
+        from palestra.rollouts.gym.row_calls import RetryPolicy
     sampling = {"temperature": temperature, "top_p": top_p, "max_output_tokens": max_output_tokens}
     with one_line_errors(GymError):
         expansion = Expansion(

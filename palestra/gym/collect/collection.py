@@ -15,7 +15,7 @@ from palestra.gym.collect.playing import PlayedRow, RowPlayer, as_finished
 from palestra.gym.collect.resuming import CollectionProgress, check_same, facts_of, progress_of, save_facts
 from palestra.gym.collect.rows import Expansion, Key, Row, expanded, key_of, read_rows
 from palestra.gym.errors import CollectError
-from palestra.rollouts.gym.row_retries import RetryPolicy
+from palestra.rollouts.gym.row_calls import RetryPolicy
 from palestra.types.gym import FAILURE_CLASS, ROLLOUT_INDEX, TASK_INDEX
 from palestra.util.json_types import JsonMapping, JsonObject
 

@@ -19,8 +19,7 @@ from palestra.gym.models.prefix_merge import folded, rebuild
 from palestra.gym.models.settings import read_capture
 from palestra.gym.servers.agents import rollout_id_of
 from palestra.net.http_client import HttpClient
-from palestra.rollouts.gym.row_calls import RowCalls
-from palestra.rollouts.gym.row_retries import RetryPolicy, row_attempts
+from palestra.rollouts.gym.row_calls import RetryPolicy, RowCalls, row_attempts
 from palestra.types.gym import (
     AGENT_REF,
     ATTEMPT_INDEX,

@@ -17,7 +17,7 @@ from palestra.gym.collect.playing import as_finished
 from palestra.gym.collect.rows import Key, agent_of, key_of
 from palestra.gym.errors import CollectError, answer_failure
 from palestra.gym.records import ServerKind
-from palestra.gym.servers.verdicts import JUDGE_WORDS
+from palestra.gym.servers.resources import JUDGE_WORDS
 from palestra.net.http_client import CallFailed, HttpClient
 from palestra.types.gym import AGENT_REF, FAILURE_CLASS, FAILURE_REASON, FAILURE_TERMINAL, ROLLOUT_INDEX, TASK_INDEX
 from palestra.types.gym_failures import FailureClass, RowFailure

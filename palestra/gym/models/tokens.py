@@ -1,10 +1,13 @@
-"""Finds token ids and logprobs in a chat answer, wherever an endpoint puts them."""
+"""Token ids and logprobs of a chat answer, wherever an endpoint puts them, and the seed that a call is drawn by."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
+from palestra.gym.wire import encoded
 from palestra.types.gym import TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -95,3 +98,26 @@ def _agreeing(inline: object, names: list[Any]) -> list[int]:
     if names and isinstance(names[0], str) and names[0].startswith(PREFIX) and _numbers(names) != inline:
         raise TokensMissing("its token_ids are not those of its logprobs")
     return inline
+
+
+MOST_ROLLOUTS = 100_000  # at once; the least recently used one is forgotten first
+SEED_BITS = 63  # engines take signed 64-bit seeds
+
+
+class CallSeeds:
+    def __init__(self, most: int = MOST_ROLLOUTS) -> None:
+        self._calls: OrderedDict[str, int] = OrderedDict()
+        self._most = most
+
+    def next(self, rollout_seed: str, messages: Sequence[JsonMapping]) -> int:
+        """Each call has a seed of its own: with one for the rollout, every turn would be drawn with the same random
+        numbers, and an agent that asks the same question again would get the same answer for ever. It is derived from
+        the call's number and, for a server that was restarted in the middle, from its messages; without ids of calls
+        and tokens, so that a repeated run is the same."""
+        number = self._calls.pop(rollout_seed, 0)
+        self._calls[rollout_seed] = number + 1
+        if len(self._calls) > self._most:
+            self._calls.popitem(last=False)
+        turns = [[one.get("role"), one.get("content")] for one in messages]
+        digest = blake2b(encoded([rollout_seed, number, turns]), digest_size=8).digest()
+        return int.from_bytes(digest, "little") >> (64 - SEED_BITS)

@@ -10,11 +10,11 @@ import orjson
 from palestra.gym.errors import BadAnswer, BadRequest, PeerFailed
 from palestra.gym.models import tokens
 from palestra.gym.models.base import ModelServer
-from palestra.gym.models.call_seeds import CallSeeds
 from palestra.gym.models.conversions import THOUGHT, chat_request, response
 from palestra.gym.models.openai import whole_completion, whole_response
 from palestra.gym.models.plain_text import as_chat, template_of, text_request
 from palestra.gym.models.settings import VLLMSettings, read_settings
+from palestra.gym.models.tokens import CallSeeds
 from palestra.gym.models.upstream import Upstream
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers

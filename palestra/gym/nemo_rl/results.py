@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from palestra.environments.gym.calls import GymModelCall, TokenIdFlaw, model_calls
 from palestra.gym.errors import GymConfigError, GymError
 from palestra.gym.nemo_rl.settings import NemoRlSettings
+from palestra.rollouts.gym.results import GymModelCall, TokenIdFlaw, model_calls
 from palestra.types.gym import FAILURE_CLASS, MASK_SAMPLE, ROUTED_EXPERTS, TOKEN_FIELDS
 from palestra.util.json_types import JsonMapping, JsonObject
 

@@ -28,7 +28,7 @@ from palestra.gym.nemo_rl.settings import read_nemo_rl_settings
 from palestra.gym.records import ROW_INDEX
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
-from palestra.rollouts.gym.row_retries import RetryPolicy
+from palestra.rollouts.gym.row_calls import RetryPolicy
 from palestra.types.gym import FAILURE_CLASS, FAILURE_REASON, ROLLOUT_INDEX, TASK_INDEX
 from palestra.types.gym_failures import FINAL, FailureClass, RowFailure
 from palestra.util.json_types import JsonMapping, JsonObject

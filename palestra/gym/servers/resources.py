@@ -18,11 +18,12 @@ For example:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
 from palestra.gym.errors import BadCall, GymConfigError, JudgeError, PeerFailed
 from palestra.gym.records import ServerInstance, ServerKind
@@ -32,8 +33,9 @@ from palestra.gym.servers.mcp import PURPOSE, McpEndpoint
 from palestra.gym.servers.responses import check_given
 from palestra.gym.servers.settings import settings_of, settings_type
 from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, SessionStates
-from palestra.gym.servers.verdicts import Verdict, unjudged, verified
 from palestra.gym.wire import GymRequest, GymResponse, encoded
+from palestra.types.gym import PARAMS
+from palestra.types.gym_failures import FailureClass, RowFailure
 from palestra.util.json_types import JsonMapping, JsonObject
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -205,3 +207,57 @@ class ResourcesServer(GymServer, Generic[S]):
         except Exception as error:  # boundary: whatever keeps a judge from answering is not a wrong answer
             raise JudgeError(f"{type(error).__name__}: {error}") from error
         raise JudgeError(str(PeerFailed(name, path, answer.status, answer.raw())))
+
+
+REWARD, COMPONENTS = "reward", "reward_components"
+JUDGE_WORDS = "_ng_failure_judge_error"
+TOLERANCE = 1e-5  # NeMo RL's, between a reward and the sum of its components
+
+
+class Verdict(Struct, frozen=True):
+    reward: float
+    extra: JsonMapping = field(default_factory=dict)
+    """Further fields of the row; numbers and booleans are included in the metrics."""
+    components: Mapping[str, float] | None = None
+    """Several rewards by name, the same names for every task; `reward` is their sum."""
+
+    @classmethod
+    def of(cls, components: Mapping[str, float], **extra: object) -> Verdict:
+        return cls(float(sum(components.values())), extra, components)
+
+    @classmethod
+    def from_result(cls, result: object) -> Verdict:
+        """A verdict made from a Verdict, a number, a boolean, or a mapping with a `reward`."""
+        if isinstance(result, Verdict):
+            return result
+        if isinstance(result, bool | int | float):
+            return cls(float(result))
+        if isinstance(result, Mapping) and isinstance(result.get(REWARD), bool | int | float):
+            extra = {name: value for name, value in result.items() if name not in (REWARD, COMPONENTS)}
+            return cls(float(result[REWARD]), extra, result.get(COMPONENTS))
+        raise TypeError(
+            f"verify must return a reward, a Verdict or a mapping with a reward, found {type(result).__name__}"
+        )
+
+    def fields(self) -> JsonObject:
+        """The verdict as fields of the row. Raises ValueError if a trainer could not use it."""
+        if not math.isfinite(self.reward):
+            raise ValueError(f"a reward must be a finite number, found {self.reward}")
+        found = {**self.extra, REWARD: self.reward}
+        if self.components is not None:
+            total = math.fsum(self.components.values())
+            if not math.isclose(total, self.reward, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+                raise ValueError(f"the reward {self.reward} is not the sum of its components, {total}")
+            found[COMPONENTS] = dict(self.components)
+        return found
+
+
+def verified(row: JsonMapping, names: list[str], verdict: Verdict) -> JsonObject:
+    """Returns the judged row: the fields that `verify` takes, and the verdict."""
+    kept = {name: row[name] for name in (PARAMS, "response", *names) if name in row}
+    return kept | verdict.fields()
+
+
+def unjudged(row: JsonMapping, error: JudgeError) -> JsonObject:
+    failure = RowFailure.of(FailureClass.JUDGE_FAILED, str(error))
+    return {**row, REWARD: 0.0, **failure.fields(), JUDGE_WORDS: str(error)}

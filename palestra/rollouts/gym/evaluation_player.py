@@ -13,8 +13,8 @@ from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments.step_results import verdict_of
 from palestra.net.chat_apis import ModelEndpoint
 from palestra.net.http_client import HttpClient
+from palestra.rollouts.gym.player import GymRows
 from palestra.rollouts.gym.results import numbers, reward_of, verdict_fields
-from palestra.rollouts.gym.rows import GymRows
 from palestra.rollouts.gym.servers import PolicyAddress, open_gyms
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.sources import set_turn_times

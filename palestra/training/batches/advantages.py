@@ -1,4 +1,4 @@
-"""Computes the advantage of each rollout from the rewards of its group, or of the step.
+"""Computes the advantage of each rollout from the rewards of its group, or of the step, less its penalties.
 
 With r a rollout's reward, m and s mean and standard deviation of its group's rewards, M and S those of the step's:
 
@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from palestra.config.algorithm import AdvantageKind
-from palestra.types.rollouts import LARGEST_REWARD, is_usable
+from palestra.config.algorithm import AdvantageKind, PenaltyConfig
+from palestra.types.rollouts import LARGEST_REWARD, Branch, Rollout, is_usable
 
 EQUAL_STD = 1e-8  # rewards closer than this are equal: the difference is a rounding error
 STD_FLOOR = 1e-6  # added to the divisor, as in the GRPO implementations people compare with
@@ -115,3 +115,31 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
         return values[0], 0.0
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((value - mean) * (value - mean) for value in values) / len(values))
+
+
+def shaped_reward(rollout: Rollout, penalty: PenaltyConfig, max_context: int, pass_rate: float = 1.0) -> float:
+    """Returns the reward that advantages are computed from. The rollout must be graded. `pass_rate` is its group's, by
+    which the price of length and turns is multiplied with `by_pass_rate`."""
+    if rollout.reward is None:
+        raise ValueError(f"rollout {rollout.id} has no reward to shape")
+    reward, share = rollout.reward, pass_rate if penalty.by_pass_rate else 1.0
+    if penalty.length:
+        reward -= share * penalty.length * overlength(rollout, penalty.length_window, max_context)
+    if penalty.turn:
+        reward -= share * penalty.turn * max(0, rollout.fork_turn + len(rollout.all_turns) - 1)
+    if penalty.format and rollout.metrics.get("parse_error", 0.0) > 0:
+        reward -= penalty.format
+    if penalty.cut and rollout.is_cut:
+        reward -= penalty.cut
+    return reward
+
+
+def overlength(rollout: Rollout, window: int, max_context: int) -> float:
+    """Returns 0 up to `window` tokens before the limit, then a value that rises linearly to 1 (DAPO's soft overlong
+    punishment)."""
+    return min(1.0, max(0.0, (total_length(rollout) - (max_context - window)) / window))
+
+
+def total_length(rollout: Rollout | Branch) -> int:
+    """Returns the number of tokens of prompt, observations and samples."""
+    return len(rollout.prompt) + sum(len(turn.observation) + len(turn.tokens) for turn in rollout.turns)

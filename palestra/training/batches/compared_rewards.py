@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from palestra.config.algorithm import AdvantageKind
 from palestra.config.train import GrpoConfig
-from palestra.training.batches.advantages import are_equal, decoupled_advantages, step_advantages
-from palestra.training.batches.reward_penalties import shaped_reward
+from palestra.training.batches.advantages import are_equal, decoupled_advantages, shaped_reward, step_advantages
 from palestra.training.batches.span_credit import spans_mean, spans_teach
 from palestra.training.batches.tree_credit import TreeCredit, credit_tree
 from palestra.training.batches.turn_credit import TurnCredit, credit_turns

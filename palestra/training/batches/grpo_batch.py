@@ -12,13 +12,13 @@ from msgspec import Struct, field
 
 from palestra.config.algorithm import AdvantageKind
 from palestra.config.train import DistillConfig, GrpoConfig
+from palestra.training.batches.advantages import total_length
 from palestra.training.batches.compared_rewards import compare
 from palestra.training.batches.corrections import CorrectionSummary, apply_corrections
 from palestra.training.batches.distillation import add_teacher_advantages, add_teacher_tokens
 from palestra.training.batches.entropy_bonus import add_entropy_bonus
 from palestra.training.batches.kl_penalty import add_kl_penalty
 from palestra.training.batches.observation_loss import add_observation_loss
-from palestra.training.batches.reward_penalties import total_length
 from palestra.training.batches.span_credit import add_span_credit
 from palestra.training.batches.tree_credit import TreeCredit
 from palestra.training.batches.turn_credit import CreditSummary, TurnCredit, mixed, summarise

@@ -18,12 +18,11 @@ from palestra.rollouts.group_metrics import (
     metric_name,
     reward_of,
 )
-from palestra.training.batches.advantages import mean_and_std
+from palestra.training.batches.advantages import mean_and_std, shaped_reward
 from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.batches.corrections import importance_ratio
 from palestra.training.batches.grpo_batch import DropReason, TrainingBatch
 from palestra.training.batches.kl_penalty import divergence
-from palestra.training.batches.reward_penalties import shaped_reward
 from palestra.training.policy import PolicyUpdate
 from palestra.training.row_scores import row_environments
 from palestra.types.rollouts import Group, Rollout, RolloutStop

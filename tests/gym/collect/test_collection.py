@@ -20,16 +20,15 @@ from palestra.gym.collect.files import JsonLinesFile, OutputFiles, read_lines
 from palestra.gym.collect.playing import RowPlayer
 from palestra.gym.collect.rows import Expansion, key_of
 from palestra.gym.errors import CollectError
-from palestra.rollouts.gym import row_calls, row_retries
-from palestra.rollouts.gym.row_retries import RetryPolicy
+from palestra.rollouts.gym import row_calls
+from palestra.rollouts.gym.row_calls import RetryPolicy
 from palestra.util.backoff import Backoff
 from tests.gym.collect.scripted import ScriptedGym, result_of, right, run
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (row_calls, row_retries):
-        monkeypatch.setattr(module, "BACKOFF", Backoff(0.01, 0.01))
+    monkeypatch.setattr(row_calls, "BACKOFF", Backoff(0.01, 0.01))
 
 
 @pytest.fixture

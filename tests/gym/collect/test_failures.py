@@ -25,7 +25,7 @@ from palestra.gym.collect.rows import Expansion
 from palestra.gym.models import VLLMModel
 from palestra.gym.servers.base import GymServer
 from palestra.net.http_client import HttpClient
-from palestra.rollouts.gym.row_retries import RetryPolicy
+from palestra.rollouts.gym.row_calls import RetryPolicy
 from palestra.types.gym_failures import FailureClass, error_text
 from palestra.util.backoff import Backoff
 from tests.gym.collect.scripted import run

@@ -21,7 +21,7 @@ from palestra.gym.collect.rows import Expansion, key_of
 from palestra.gym.config import GymSources, ReservedPorts, load_gym
 from palestra.gym.supervisor import Supervisor
 from palestra.net.http_client import HttpClient
-from palestra.rollouts.gym.row_retries import RetryPolicy
+from palestra.rollouts.gym.row_calls import RetryPolicy
 from tests.gym.collect.conftest import MCQA, write_rows
 
 

@@ -11,8 +11,7 @@ from typing import Any
 import uvicorn
 from aiohttp import web
 
-from palestra.gym.endpoint import ServerEndpoint
-from palestra.gym.http_app import GymHttpApp
+from palestra.gym.http_app import GymHttpApp, ServerEndpoint
 from palestra.gym.models import OpenAIModel, VLLMModel
 from palestra.gym.models.base import ModelServer
 from palestra.gym.peers import GymPeers

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from palestra.config.bundled import bundled_model
-from palestra.gym.models.call_seeds import CallSeeds
 from palestra.gym.models.conversions import chat_request, output_items
 from palestra.gym.models.requests import checked
+from palestra.gym.models.tokens import CallSeeds
 from tests.gym.models.scripted import always, asked, completion
 
 Json = dict[str, Any]

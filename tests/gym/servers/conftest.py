@@ -20,10 +20,9 @@ from palestra.gym.records import GymConfig, ServerInstance, ServerKind
 from palestra.gym.servers.base import GymServer
 from palestra.gym.servers.gymnasium import GymnasiumServer, Start, Step
 from palestra.gym.servers.relays import LegacyAgent
-from palestra.gym.servers.resources import ResourcesServer, ReverifyMode, tool
+from palestra.gym.servers.resources import ResourcesServer, ReverifyMode, Verdict, tool
 from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.states import Session
-from palestra.gym.servers.verdicts import Verdict
 from palestra.gym.wire import GymRequest, GymResponse
 from palestra.net.serving import HttpServer
 from tests.ports import free_port

@@ -12,10 +12,9 @@ import pytest
 from palestra.gym.agents import GymnasiumAgent
 from palestra.gym.errors import GymConfigError, JudgeError, PeerFailed, UnknownSession
 from palestra.gym.servers.gymnasium import GymnasiumServer, Step
-from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, tool
+from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, Verdict, tool
 from palestra.gym.servers.responses import added_usage, output_text, unanswered_calls
 from palestra.gym.servers.states import RETIRED, RETIRED_S, Session, SessionStates
-from palestra.gym.servers.verdicts import Verdict
 from palestra.gym.testing import model_response, opened
 from palestra.gym.wire import GymRequest, GymResponse
 from tests.gym.servers.conftest import Counter, Guess

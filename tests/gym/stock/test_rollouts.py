@@ -13,7 +13,7 @@ from palestra.gym.collect.aggregating import aggregated
 from palestra.gym.collect.collection import CollectionStatus, delivered
 from palestra.gym.collect.files import read_lines
 from palestra.net.http_client import HttpClient
-from palestra.rollouts.gym import row_calls, row_retries
+from palestra.rollouts.gym import row_calls
 from palestra.util.backoff import Backoff
 from tests.gym.stock.conftest import StockGym, adding, row_of
 
@@ -62,8 +62,7 @@ def test_a_stock_agent_and_a_judge(gym: StockGym, tmp_path: Path) -> None:
 def test_a_judge_that_is_absent_makes_a_failure_and_no_zero(
     gym: StockGym, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (row_calls, row_retries):
-        monkeypatch.setattr(module, "BACKOFF", Backoff(0.0, 0.0))
+    monkeypatch.setattr(row_calls, "BACKOFF", Backoff(0.0, 0.0))
     standing = gym.collected(tmp_path, "essay_agent", [row_of("write", is_judge_there=False)])
     assert (standing.done, standing.failed) == (0, 1)
     failures = list(read_lines(tmp_path / "out_failures.jsonl"))
@@ -74,8 +73,7 @@ def test_a_judge_that_is_absent_makes_a_failure_and_no_zero(
 def test_what_fails_behind_a_stock_agent_is_told_once_and_by_its_class(
     gym: StockGym, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (row_calls, row_retries):
-        monkeypatch.setattr(module, "BACKOFF", Backoff(0.0, 0.0))
+    monkeypatch.setattr(row_calls, "BACKOFF", Backoff(0.0, 0.0))
     gym.collected(tmp_path, "essay_agent", [row_of("refuse"), row_of("write", is_judge_there="perhaps")])
     failures = list(read_lines(tmp_path / "out_failures.jsonl"))
     found = {one["_ng_task_index"]: one for one in failures}
@@ -91,8 +89,7 @@ def test_what_fails_behind_a_stock_agent_is_told_once_and_by_its_class(
 def test_every_row_comes_once_though_the_server_is_killed(
     gym: StockGym, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (row_calls, row_retries):
-        monkeypatch.setattr(module, "BACKOFF", Backoff(0.05, 0.05))
+    monkeypatch.setattr(row_calls, "BACKOFF", Backoff(0.05, 0.05))
     first = gym.pid_of("tally")
     rows = [adding([at] * 4, expected=10 + 4 * at) for at in range(40)]
 

@@ -13,9 +13,8 @@ from aiohttp import web
 from palestra.config.environment_entries import GymEntry
 from palestra.environments.gym.directory import ServerDirectory
 from palestra.net.http_client import HttpClient
-from palestra.rollouts.gym.player import GymPlayer
+from palestra.rollouts.gym.player import GymPlayer, GymRows
 from palestra.rollouts.gym.row_calls import RowCalls
-from palestra.rollouts.gym.rows import GymRows
 from palestra.rollouts.gym.servers import PolicyAddress
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.types.rollouts import GroupRequest, Rollout, RolloutStop, Task

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from palestra.config.algorithm import PenaltyConfig
+from palestra.training.batches.advantages import shaped_reward
 from palestra.training.batches.grpo_batch import build_batch, to_sequence
 from palestra.training.batches.kl_penalty import add_kl_penalty
-from palestra.training.batches.reward_penalties import shaped_reward
 from palestra.types import StopReason
 from tests.training.records import group_of, make_config, make_rollout, make_turn
 

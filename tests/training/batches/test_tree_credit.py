@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 
 from palestra.config.algorithm import AlgorithmConfig
+from palestra.training.batches.advantages import shaped_reward
 from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.batches.grpo_batch import DropReason, build_batch, scorable_rows
-from palestra.training.batches.reward_penalties import shaped_reward
 from palestra.training.batches.tree_credit import credit_tree
 from palestra.types.rollouts import Group, Rollout, RolloutStop
 from tests.training.records import group_of, make_config, make_rollout, make_turn
