@@ -111,7 +111,7 @@ def make_backend(config: WorkerConfig) -> ComputeBackend:
 
 
 def collect_garbage_again() -> None:
-    """After the imports, which hold none: they are not searched later either."""
+    """Turns collection on after the imports, which hold no garbage and are not searched later."""
     gc.freeze()
     gc.enable()
 
@@ -149,7 +149,7 @@ def cannot_start(reason: str) -> int:
 
 
 def reason_of(error: Exception, device: str) -> str:
-    """In words for the user, who has typed the name of a model and knows nothing of workers."""
+    """Returns the reason in words for the user, who has typed the name of a model and does not know of workers."""
     if isinstance(error, ModuleNotFoundError):
         return f"the engine needs {error.name}; to install it: pip install 'palestra[engine]'"
     words = str(error)

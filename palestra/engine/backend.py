@@ -141,21 +141,22 @@ class ComputeBackend(Protocol):
 
     # Training
     def plan(self, model: Weights, request: Pass) -> list[MicroBatch]:
-        """From this request alone: a lone tenant's bits depend on it."""
+        """Plans micro-batches from this request alone: a lone tenant's bits depend on it."""
         ...
 
     def forward(self, parts: Sequence[MicroBatch], *, train: bool) -> Forward: ...
     def backward(self, forward: Forward) -> None: ...
     def begin_pass(self, model: Weights) -> Any:
-        """Before the first micro-batch of a request that trains; what it returns goes to the one or the other."""
+        """Begins a request that trains, before its first micro-batch; `end_pass` or `undo_pass` gets what it
+        returns."""
         ...
 
     def end_pass(self, model: Weights, begun: Any) -> None:
-        """After the last backward: the request's gradient is added to what was accumulated before."""
+        """Adds the request's gradient to what was accumulated before, after its last backward pass."""
         ...
 
     def undo_pass(self, model: Weights, begun: Any) -> None:
-        """What was accumulated before the request, and nothing of it."""
+        """Restores what was accumulated before the request."""
         ...
 
     def optim_step(self, steps: Mapping[Weights, AdamParams]) -> dict[Weights, dict[str, float] | Exception]:
@@ -182,7 +183,7 @@ class ComputeBackend(Protocol):
     # Sampling
     def submit(self, request: SampleRequest, frozen: Weights | None) -> int: ...
     def change_weights(self, number: int, frozen: Weights, name: str, *, keeps_keys: bool) -> bool:
-        """From the next step on; False if this request keeps those that it has."""
+        """Changes the weights from the next step on; False if this request keeps those that it has."""
         ...
 
     def abort(self, number: int) -> None: ...
@@ -190,8 +191,8 @@ class ComputeBackend(Protocol):
 
     def load_now(self) -> BackendLoad: ...
     def save_memory(self, error: Exception) -> str | None:
-        """After a training pass that ran out of memory: what was changed so that it may be tried again, or None where
-        nothing more can be done, or something else went wrong."""
+        """Saves memory after a training pass that ran out of it. Returns what was changed so that it may be tried
+        again, or None where nothing more can be done, or something else went wrong."""
         ...
 
     def is_broken(self, error: BaseException) -> bool:
@@ -204,6 +205,6 @@ class ComputeBackend(Protocol):
 
 
 def raise_if_broken(backend: ComputeBackend, error: Exception) -> None:
-    """Before a failure is answered: a request is not to blame for a dead device."""
+    """Raises BackendBroken before a failure is answered: a request is not to blame for a dead device."""
     if backend.is_broken(error):
         raise BackendBroken(str(error)) from error

@@ -66,7 +66,7 @@ class FileThread:
                 return
 
     def wait(self) -> None:
-        """Until the oldest job has ended."""
+        """Waits until the oldest job has ended."""
         if self.pending:
             self._end(self._done.get())
 
@@ -110,7 +110,7 @@ def id_of(name: str) -> str:
 
 
 def name_in_state(file: Path) -> str:
-    """Its name in the worker's state folder: each kind of files has a folder there."""
+    """Returns the file's name in the worker's state folder: each kind of files has a folder there."""
     return f"{file.parent.name}/{file.name}"
 
 
@@ -129,7 +129,7 @@ def write_tensors(file: Path, tensors: Mapping[str, NDArray], metadata: str) -> 
 
 
 def read_tensors(file: Path) -> tuple[dict[str, NDArray], str]:
-    """What was written, to the bit. Of a file from before there were checksums, what is there."""
+    """Returns what was written, to the bit; of a file without checksums, what is there."""
     checksum, metadata, tensors = _read(file, with_tensors=True)
     if checksum and checksum != _checksum(tensors, metadata):
         raise FileDamaged(f"{file}: the content does not match its checksum")

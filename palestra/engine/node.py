@@ -30,7 +30,8 @@ LOOK_S = 0.5
 
 
 def local_state(config: WorkerConfig) -> WorkerConfig:
-    """With the state folder of this life. Those of earlier lives go: the server has had another worker since."""
+    """Returns the config with the state folder of this life, and deletes earlier ones: the server has had another
+    worker since."""
     state = Path(config.node_folder).expanduser() / config.state
     state.mkdir(parents=True, exist_ok=True)
     for other in state.parent.iterdir():

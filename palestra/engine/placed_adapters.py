@@ -89,7 +89,7 @@ class PlacedAdapters:
         )
 
     def _write(self, fetch: AdapterFetch, part: AdapterPart) -> bool:
-        """In the file thread: whether all is well so far."""
+        """Writes in the file thread; returns whether all is well so far."""
         with fetch.file.open("r+b" if part.offset else "wb") as file:
             file.seek(part.offset)
             file.write(part.data)

@@ -90,7 +90,7 @@ class QueuedModel:
 
     @property
     def is_changed(self) -> bool:
-        """Since the newest snapshot."""
+        """Whether the model has changed since the newest snapshot."""
         return self.weights is not None and self.applied_seq > max(self.snapshots)
 
     @property
@@ -147,7 +147,7 @@ class ModelTable:
         self.make_ready(model)
 
     def make_ready(self, model: QueuedModel) -> None:
-        """In line, if there is something to compute for it."""
+        """Puts the model in line if there is something to compute for it."""
         if model.requests and not model.is_saving and not model.is_dropped:
             self.ready.add(model.owner, model.model_id, model)
         else:
@@ -182,7 +182,7 @@ class ModelTable:
             result = self.unstored.pop(request_id, None)
             model = self.models.get(result.model_id) if result is not None else None
             if model is not None and model.weights is None and not model.requests:
-                self.drop(model.model_id)  # it could not be created, and everybody knows
+                self.drop(model.model_id)  # it could not be created, and its clients know
 
     def unstored_of(self, model: QueuedModel) -> list[Trained]:
         return [r for r in self.unstored.values() if r.model_id == model.model_id and r.seq_id <= model.applied_seq]
@@ -224,7 +224,7 @@ def no_model(model_id: str) -> EngineFailure:
 
 
 def failure_of(error: Exception, where: str) -> EngineFailure:
-    """What the caller did wrong is said as it is; what we did wrong is logged with its trace."""
+    """Returns a caller's mistake as it is; logs our own with its trace."""
     if isinstance(error, ModelError):
         return EngineFailure(message=str(error), blame=Blame.USER)
     log.error("failed where=%s", where, exc_info=error)

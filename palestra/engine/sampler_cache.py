@@ -75,13 +75,14 @@ class SamplerCopies:
         self.uploads, self._copied = uploads, copied
 
     def add_missing(self, folder: Path) -> None:
-        """What an earlier process has not sent."""
+        """Adds the files that an earlier process has not sent."""
         for file in sorted(folder.glob("*" + SUFFIX)):
             if file.name not in self._copied:
                 self.add(file)
 
     def add(self, file: Path) -> None:
-        """It is sent until the server has it: a snapshot that is sent after it may rely on it."""
+        """Adds a file to those that are sent until the server has them: a snapshot that is sent after it may rely on
+        it."""
         self.uploads.add(Upload(FileArea.STATE, f"samplers/{file.name}", lambda _: None, file, is_needed=True))
 
     def drop(self, file: Path) -> None:
@@ -147,7 +148,8 @@ class SamplerCache:
                     self._copies.drop(file)
 
     def secure(self, model: QueuedModel) -> dict[str, Path | None]:
-        """Before a snapshot: a file for every sampler of the model, None for those that are its weights of today."""
+        """Returns, before a snapshot, a file for every sampler of the model; None for those that are its weights of
+        today."""
         found: dict[str, Path | None] = {}
         today = self.backend.weights_key(model.weights)
         for kept in self._by_model.get(model.model_id, {}).values():
@@ -268,7 +270,7 @@ class SamplerCache:
         return self.folder / (name_of(sampler_id) + SUFFIX)
 
     def _write(self, kept: CachedSampler) -> None:
-        """Once; from a copy."""
+        """Writes the file once, from a copy."""
         if kept.has_file or kept.row is not None:
             return
         assert kept.lora is not None

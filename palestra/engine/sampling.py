@@ -137,7 +137,7 @@ class SamplingExecutor:
             self._leave(number)
 
     def change_weights(self, change: ChangeWeights) -> None:
-        """Those that have not begun begin with the new weights."""
+        """Changes the weights of samples under way; those that have not begun begin with the new ones."""
         for request_id in change.request_ids:
             waiting = next((w for w in self._waiting.values() if request_id in w), None)
             if waiting is not None:

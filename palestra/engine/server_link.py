@@ -79,7 +79,7 @@ class ServerLink:
         return self._rope.fileno()
 
     def wake(self) -> None:
-        """From any thread: ends a `receive` that waits."""
+        """Ends a `receive` that waits, from any thread."""
         with contextlib.suppress(BlockingIOError):  # full: it is ringing already
             self._rope.send(b"\0")
 
@@ -93,7 +93,7 @@ class ServerLink:
             self._put(self.epoch, message)
 
     def receive(self, wait_s: float) -> list[Received]:
-        """What has arrived; with nothing there, waits up to `wait_s` for the first."""
+        """Returns what has arrived; with nothing there, waits up to `wait_s` for the first message."""
         self._greet()
         wait_s = max(0.0, min(wait_s, self._deadline() - time.monotonic()))
         found = dict(self._poller.poll(ceil(wait_s * 1000)))
@@ -113,7 +113,7 @@ class ServerLink:
         self._context.term()
 
     def _deadline(self) -> float:
-        """When the link itself has something to do."""
+        """Returns when the link itself has something to do."""
         lost = self._received_at + self._timeout_s
         return min(lost, self._hello_at if not self._welcome else self._received_at + SILENCE_S) + 0.001
 
@@ -154,8 +154,8 @@ class ServerLink:
 
 
 def encrypt(socket: zmq.Socket, server_key: str | None, client_key: str | None = None) -> None:
-    """Before it connects: only the holder of that key can read what it sends, or answer it. `client_key`: the
-    secret key by which the server knows this process."""
+    """Encrypts the link before it connects: only the holder of that key can read what it sends, or answer it.
+    `client_key`: the secret key by which the server knows this process."""
     if server_key is not None:
         if client_key is None:
             socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()

@@ -56,7 +56,7 @@ class SnapshotUploads:
 
     @property
     def next_s(self) -> float:
-        """How long nothing will be due."""
+        """Returns for how long nothing will be due."""
         due = min((at for name, at in self._due.items() if name not in self._copying), default=inf)
         return due - time.monotonic()
 
@@ -68,7 +68,7 @@ class SnapshotUploads:
                 self._copy(model_id)
 
     def take_all(self) -> None:
-        """Before the end: every model whose newest snapshot is only here."""
+        """Uploads, before the end, every model whose newest snapshot is only here."""
         for model in list(self.table.models.values()):
             if model.copies and max(model.snapshots) > max(model.copies) and model.model_id not in self._copying:
                 self._copy(model.model_id)

@@ -122,7 +122,7 @@ class Snapshots:
 
     @property
     def next_s(self) -> float:
-        """How long nothing will be due, if nothing happens."""
+        """Returns for how long nothing will be due, if nothing happens."""
         if not self._changed or self._in_flight >= MAX_IN_FLIGHT:
             return inf
         due = min((self._due_at(m) for m in self._changed.values() if self._can_take(m)), default=inf)
@@ -191,7 +191,7 @@ class Snapshots:
         self.files.submit(work, then)
 
     def take_all(self) -> None:
-        """Before the end: every model that changed, as of its last whole request."""
+        """Takes snapshots, before the end, of every model that changed, as of its last whole request."""
         while self.files.pending:  # a save may be a client's last request
             self.files.wait()
         for model in list(self.table.models.values()):
@@ -204,7 +204,7 @@ class Snapshots:
             self.files.wait()
 
     def drop(self, model: QueuedModel) -> None:
-        """In the file thread: after a snapshot that is under way."""
+        """Drops a model's snapshots in the file thread, after one that is under way."""
         self._changed.pop(model.model_id, None)
         files = [self._file(model.model_id, number) for number in range(KEPT_SNAPSHOTS)]
 
@@ -241,7 +241,7 @@ class Snapshots:
             self._restore_model(model_id)
 
     def _restore_model(self, model_id: str) -> None:
-        """From the newest of its snapshots that is whole."""
+        """Restores a model from the newest of its snapshots that is whole."""
         files = [self._file(model_id, number) for number in range(KEPT_SNAPSHOTS)]
         seqs = [self._unless_damaged(file, lambda file: _header(read_metadata(file)).seq_id) for file in files]
         found = [(seq, number) for number, seq in enumerate(seqs) if seq is not None]

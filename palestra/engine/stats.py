@@ -1,4 +1,4 @@
-"""What the worker counts, and when it says so: once a second while there is work, and when it has ended."""
+"""Counts of the worker, and when they are sent: once a second while there is work, and when it has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EVERY_S = 1.0
 
 @dataclass(slots=True)
 class Counters:
-    """Since the worker started; named as in `types.engine.Stats`."""
+    """Counters since the worker started; named as in `types.engine.Stats`."""
 
     tokens_trained: int = 0
     tokens_sampled: int = 0

@@ -1,4 +1,4 @@
-"""Whose turn it is: sampling and training share the time while both have work.
+"""Decides whose turn it is: sampling and training share the time while both have work.
 
 Owns: the account of the two. Never touches: the work itself.
 """

@@ -121,4 +121,4 @@ class TorchBackend(TorchTrainer):
         )
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing: nothing was started."""

@@ -91,7 +91,7 @@ class TorchTrainer:
     ranks = tensor = 1
 
     def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None, tensor: TensorGroup | None = None):
-        """With a mesh, the base model lies across its processes; those of `tensor` compute every layer together."""
+        """`mesh`: the base model lies across its processes; those of `tensor` compute every layer together."""
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = model = load_model(
@@ -220,8 +220,8 @@ class TorchTrainer:
         self.trainer.backward(forward.pending)
 
     def _one_token(self, *, train: bool) -> list[Prepared]:
-        """For a rank without a part of its own, whose share of the base model the others wait for. Its gradient goes to
-        an adapter without an owner."""
+        """Runs one token on a rank without a part of its own, whose share of the base model other ranks wait for. Its
+        gradient goes to an adapter without an owner."""
         if self._spare is None:
             self._spare = self.pool.create(LoraConfig(rank=1, train_mlp=False, train_unembed=False, seed=0))
         self.pool.discard_gradient(self._spare)
@@ -300,7 +300,7 @@ def _vision_card(tower: TowerSpec | None) -> VisionCard | None:
 
 
 def rows_in_use(model: Adapter) -> tuple[Rows, ...]:
-    """What there is to a model, beside its configuration and the number of steps."""
+    """Returns the rows that make up a model, beside its configuration and the number of steps."""
     moments: tuple[Rows, ...] = ("exp_avg", "exp_avg_sq") if model.steps else ()
     return ("weights", *moments, "grads") if model.has_gradient else ("weights", *moments)
 

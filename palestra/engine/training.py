@@ -230,7 +230,8 @@ class TrainingExecutor:
         self._settle(joined)
 
     def _join(self, first: QueuedModel) -> list[BatchPart]:
-        """For each rank the next micro-batch of `first`, and of others where there is room: never two of one model."""
+        """Returns for each rank the next micro-batch of `first`, and of other models where there is room: never two of
+        one model."""
         parts: list[BatchPart] = []
         room = [self.backend.token_budget] * self.backend.ranks
         for model in [first, *(m for m in self.table.ready if m is not first)]:

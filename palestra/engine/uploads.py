@@ -96,7 +96,7 @@ class FileUploads:
 
     @property
     def next_s(self) -> float:
-        """When `look` has something to do, at the latest."""
+        """Returns when `look` has something to do, at the latest."""
         return inf if self._current is None else self._current.sent_at + SEND_AGAIN_S - time.monotonic()
 
     def look(self) -> None:

@@ -60,7 +60,7 @@ LAST_UPLOADS_S = 25.0  # less than the server waits for the end of a worker
 
 @dataclass(frozen=True, slots=True)
 class CopiedState:
-    """What the server has of the state of a worker on another machine."""
+    """The state of a worker on another machine that the server has."""
 
     is_new: bool
     """Whether the state here was fetched from there."""
@@ -153,7 +153,7 @@ class EngineWorker:
         """Whether a replica was asked to end, and has told the server."""
 
     def run(self) -> None:
-        """Until it is told to stop, or has heard of no server for too long."""
+        """Works until it is told to stop, or has heard of no server for too long."""
         self._watch_signals()
         self.snapshots.restore()
         self.link.open(self.config.address)
@@ -191,7 +191,8 @@ class EngineWorker:
         log.info("stopped")
 
     def _finish_uploads(self) -> None:
-        """Before the end: the server waits for the last copies, as long as it waits for this process."""
+        """Finishes uploads before the end: the server waits for the last copies, as long as it waits for this
+        process."""
         if self.copies is not None and not self.link.is_lost:
             self.copies.take_all()
         until = time.monotonic() + LAST_UPLOADS_S

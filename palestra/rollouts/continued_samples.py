@@ -29,7 +29,7 @@ class _Changes(msgspec.Struct):
 
 
 class ContinuedSamples:
-    """Those of one run; `open` makes it."""
+    """The continued samples of one run; `open` makes it."""
 
     def __init__(self, http: httpx.AsyncClient | None, note: Callable[[str], None], *, keeps_keys: bool) -> None:
         self._http, self._note, self._keeps_keys = http, note, keeps_keys

@@ -1,4 +1,4 @@
-"""A source whose groups are graded by judges before anybody sees them."""
+"""A source whose groups are graded by judges before they are returned."""
 
 from __future__ import annotations
 

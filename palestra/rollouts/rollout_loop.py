@@ -58,7 +58,7 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: RolloutConfig, temperature: float | None = None) -> RolloutSettings:
-        """Those of training, or with a temperature those of evaluations."""
+        """Returns the settings of training, or with a temperature those of evaluations."""
         return cls(
             max_tokens=config.max_tokens,
             max_context=config.max_context,
@@ -76,13 +76,13 @@ class RolloutSettings(Struct, frozen=True, kw_only=True):
 
 
 class Environments(Protocol):
-    """What a player needs of the run's environments."""
+    """The part of the run's environments that a player needs."""
 
     def open(self, task: Task) -> EnvSession: ...
 
 
 class TurnTaking(Protocol):
-    """Where a player may have to wait for others: before it samples and before it steps."""
+    """Points at which a player may wait for other players: before it samples and before it steps."""
 
     async def wait(self) -> None: ...
 
@@ -135,7 +135,7 @@ class Watcher(Protocol):
 
 
 class LimitsUsed(Struct, frozen=True):
-    """What a rollout has used of its limits."""
+    """The part of its limits that a rollout has used."""
 
     turns: int = 0
     tool_calls: int = 0
@@ -152,7 +152,7 @@ class LimitsUsed(Struct, frozen=True):
 
 
 class ForkStart(Struct, frozen=True):
-    """Where a fork begins: the state of the environment before a turn, and what came before."""
+    """The start of a fork: the state of the environment before a turn, and what came before."""
 
     world: WorldSnapshot
     messages: list[Message]

@@ -26,7 +26,7 @@ class RolloutSourceError(Exception):
 
 
 class PlayedRun(Protocol):
-    """What those who play know of the run that they play for."""
+    """The run as its players know it."""
 
     run: RunFolder
     state: RunState

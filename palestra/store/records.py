@@ -256,7 +256,7 @@ class NewKey(Struct, frozen=True, kw_only=True):
     key: Key
 
 
-EVERYBODY = "*"
+ALL_OWNERS = "*"
 """Owner of the limits that hold for owners without their own."""
 
 

@@ -38,7 +38,7 @@ BEFORE_TTL_S = 7 * 86_400
 
 
 class AppliedUpdate(Struct, kw_only=True):
-    """What became of a step's batch."""
+    """The outcome of a step's batch."""
 
     updates: list[PolicyUpdate]
     """One for each minibatch, of the attempt that counts."""
@@ -78,7 +78,8 @@ class PolicyUpdater:
 
     @property
     def has_kept_gradient(self) -> bool:
-        """While it is true, a checkpoint would lose a gradient: save only what `_save_to_resume` of the loop saves."""
+        """Whether a gradient is kept, which a checkpoint would lose: save only what `_save_to_resume` of the loop
+        saves."""
         return bool(self._kept)
 
     async def update(

@@ -212,7 +212,7 @@ def selected_checkpoint(run: RunFolder) -> SelectedCheckpoint | None:
 
 
 def selection_facts(run: RunFolder) -> JsonObject:
-    """What the summary says about the selected checkpoint."""
+    """Returns what the summary says about the selected checkpoint."""
     selected = selected_checkpoint(run)
     return {} if selected is None else {"selected": selected.facts}
 

@@ -15,7 +15,7 @@ from palestra.types.rollouts import TrainSequence
 
 
 class PolicyStart(Struct, kw_only=True):
-    """What a policy begins with: a new adapter, or the state that was saved at an address."""
+    """The start of a policy: a new adapter, or the state that was saved at an address."""
 
     rank: int
     seed: int

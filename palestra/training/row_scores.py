@@ -34,7 +34,7 @@ class PlayedRow(NamedTuple):
 
 
 class TeacherView(Protocol):
-    """How a teacher reads a row, and what it says about its tokens."""
+    """A teacher's view of a row, and its scores of the tokens."""
 
     async def score(self, played: PlayedRow, limit: int, own: TokenScorer) -> TopScores:
         """Returns a logprob for each of the first `limit` tokens of a row, and what it would have said in their place,

@@ -84,7 +84,7 @@ class TrainingSession(Struct):
         if self.state.step > 0 and not self.checkpoints.amend(self.state):
             await save()
         self.run.event(EventKind.STOP, step=self.state.step)
-        self.listener.note(f"somebody asked this run to stop; it ends after step {self.state.step}")
+        self.listener.note(f"this run was asked to stop; it ends after step {self.state.step}")
         return True
 
     async def save(self) -> None:

@@ -85,7 +85,7 @@ class SweepRun:
                 telling.cancel()
 
     async def _open_server(self, stack: AsyncExitStack, config: RunConfig) -> str | None:
-        """None if the runs name a server themselves, which must answer."""
+        """Opens the server of the runs. None if they name one themselves, which must answer."""
         if config.server is not None:
             await wait_reachable(config.server, config.server_patience_s, self._listener.note)
             return None

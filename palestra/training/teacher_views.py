@@ -1,4 +1,5 @@
-"""How teachers read what a student said: as it was, with more in the prompt, or in another tokenizer's tokens."""
+"""The ways in which teachers read what a student said: as it was, with more in the prompt, or in another tokenizer's
+tokens."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from palestra.types import AdamParams, SamplingParams
 from palestra.types.rollouts import SequenceSource, TrainSequence
 from palestra.util.tinker_deprecations import ignore_deprecations
 
-os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine reports to nobody
+os.environ.setdefault("TINKER_TELEMETRY", "0")  # a run on one's own machine reports nothing
 ignore_deprecations()
 
 GOODBYE_S = 5.0
@@ -228,7 +228,7 @@ class TinkerPolicy:
         await self._unload(old)
 
     async def _unload(self, model_id: str) -> None:
-        """Frees a model that nobody uses any more; its samplers stay. The SDK has no call for it: at hosted Tinker the
+        """Frees a model that is not used any more; its samplers stay. The SDK has no call for it: at hosted Tinker the
         model stays until the session ends."""
         if (url := self._server["base_url"]) is None:
             return
@@ -342,7 +342,7 @@ def with_provenance(datum: types.Datum, sequence: TrainSequence) -> types.Datum:
 
 
 def provenance(sources: Sequence[SequenceSource], first: int, end: int) -> types.ProvenanceSpans:
-    """Where tokens `first` to `end` (exclusive) of a row come from."""
+    """Returns where tokens `first` to `end` (exclusive) of a row come from."""
     spans: types.ProvenanceSpans = []
     for source in sources:
         start, stop = min(source.start, end), min(source.end, end)

@@ -38,7 +38,7 @@ def report_end(config: RunConfig, run: RunFolder, summary: JsonObject) -> None:
 
 
 def _sent_aside(address: str, body: JsonObject) -> list[str]:
-    """Sends in a thread that nobody waits for longer than the deadline; returns what went wrong."""
+    """Sends in a thread that is waited for until the deadline at most; returns what went wrong."""
     trouble = [f"{_host(address)} took too long"]
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""`palestra quota`: limits of owners beside a server, and of everybody else."""
+"""`palestra quota`: limits of owners beside a server, and of all other owners."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_limits_are_set_listed_and_removed():
 def test_what_an_owner_has_not_is_what_everybody_has():
     palestra("quota", "set", "*", "models=1", "pending_samples=5")
     palestra("quota", "set", "ann", "models=3")
-    assert "everybody else" in palestra("quota", "list").stdout
+    assert "all other owners" in palestra("quota", "list").stdout
     with Store.open("sqlite:///.palestra/palestra.db") as store:
         quotas = {one.owner: one for one in store.read_now(list_quotas)}
     assert [effective_quota(quotas, name).models for name in ("ann", "bob")] == [3, 1]

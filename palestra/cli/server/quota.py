@@ -16,8 +16,8 @@ from palestra.util.suggest import did_you_mean
 
 LIMITS = ("models", "pending_samples", "pending_bytes", "tokens_per_day", "checkpoint_bytes")
 NONE = "none"
-EVERYBODY = "*"
-SHOWN_EVERYBODY = "everybody else"
+ALL_OWNERS = "*"
+SHOWN_ALL_OWNERS = "all other owners"
 
 
 def parse_limits(given: Iterable[str]) -> dict[str, int | None]:
@@ -97,7 +97,7 @@ def quota_json(one: Any) -> dict[str, Any]:
 
 
 def _name(owner: str) -> str:
-    return SHOWN_EVERYBODY if owner == EVERYBODY else owner
+    return SHOWN_ALL_OWNERS if owner == ALL_OWNERS else owner
 
 
 def _shown(limit: int | None) -> str:

@@ -1,4 +1,4 @@
-"""What rank 0 of a group says to its followers, and what they answer: one msgpack record a message.
+"""Calls of rank 0 to its followers, and their answers: one msgpack record a message.
 
 Models are numbered by rank 0. Tensors do not travel here: where a call says so, all ranks meet in torch.distributed.
 """

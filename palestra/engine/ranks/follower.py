@@ -51,7 +51,7 @@ STDIN = 0
 
 
 class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a follower needs beside the worker's configuration, as JSON in the variable PALESTRA_FOLLOWER."""
+    """Configuration of a follower beside the worker's, as JSON in the variable PALESTRA_FOLLOWER."""
 
     rank: int
     address: str
@@ -65,7 +65,7 @@ class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def elsewhere(cls, config: WorkerConfig, rank: int) -> FollowerConfig:
-        """On another machine than rank 0."""
+        """Whether this rank is on another machine than rank 0."""
         at = config.meeting
         assert at is not None
         return cls(
@@ -203,8 +203,8 @@ def end_with_connection(socket: zmq.Socket) -> None:
 
 
 def end_with_rank_0() -> None:
-    """Who started this process holds the other end of its stdin, rank 0 or an actor on this machine: its end is the end
-    of the file, whatever is computed now."""
+    """Ends this process with its starter, which holds the other end of its stdin: rank 0 or an actor on this machine:
+    its end is the end of the file, whatever is computed now."""
 
     def wait() -> None:
         while os.read(STDIN, 1):  # not by sys.stdin, whose lock an exit of this process would wait for

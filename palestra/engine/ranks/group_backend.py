@@ -228,7 +228,7 @@ class GroupBackend(TorchBackend):
             yield
 
     def _share_weights(self, frozen: Adapter, group: TensorGroup) -> None:
-        """What is still the weights of a model in training, every rank has."""
+        """Shares weights by their model's name if they are still those of a model in training, which every rank has."""
         model = None if frozen.original is None else frozen.original.uid
         self._followers.send(PlaceWeights(frozen.weights_id, frozen.config, model), *self._helpers)
         if model is None:

@@ -1,4 +1,4 @@
-"""Where ranks meet: torch.distributed, by gloo between CPUs and NCCL between GPUs.
+"""The process group of ranks: torch.distributed, by gloo between CPUs and NCCL between GPUs.
 
 Owns: joining, broadcasts, the exchange of gradients in the tree's order. Never touches: who decides what.
 """

@@ -4,7 +4,7 @@ Logits are sums over chunks of the width, added in order, and a row's choice is 
 the rows beside it. A pair is a row and one of its k experts; pairs are sorted by a counting sort that keeps their order
 within an expert, and cut into tiles, each of one expert:
 
-    places [rows, k]     where each pair stands when they are sorted; -1: of a row that visits nobody
+    places [rows, k]     where each pair stands when they are sorted; -1: of a row that visits no expert
     order [pairs]        which pair stands there
     tiles [tiles, 3]     expert (-1: nothing to do), first place, pairs
 """
@@ -175,7 +175,7 @@ def choose(
     slots: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The router's logits without bias, the weights (float32) and the numbers of each row's experts. Rows whose slot
-    is below 0 visit nobody: their numbers are -1."""
+    is below 0 visit no expert: their numbers are -1."""
     x, (rows, width), n = x.contiguous(), x.shape, spec.n_experts
     chunks, columns = triton.cdiv(width, CHUNK), min(128, max(16, triton.next_power_of_2(n)))
     sums = torch.empty(chunks, rows, n, dtype=torch.float32, device=x.device)

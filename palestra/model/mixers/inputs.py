@@ -34,7 +34,7 @@ class MixerInputs:
     recur: Recurrence | None
     """None for models without a recurrence."""
     routing: Routing | None = None
-    """Where it is noted which experts the rows visit, if somebody wants to know."""
+    """Records which experts the rows visit, if they are recorded."""
     per_layer: Tensor | None = None
     """[tokens, layers, width]: inputs of each layer's own, in models that have some."""
     pictures: PictureRows | None = None

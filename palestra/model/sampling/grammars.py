@@ -184,8 +184,8 @@ class GrammarMask:
 
 
 def _limits(grammar: Grammar, vocab_size: int) -> LLParserLimits:
-    """For one mask, on the thread that draws for everybody. A larger vocabulary has more ways to go on. Of the lexer's
-    own work there is little: its default is some 4 ms."""
+    """For one mask, on the thread that draws for all requests. A larger vocabulary has more ways to go on. Of the
+    lexer's own work there is little: its default is some 4 ms."""
     is_narrow = grammar.kind is K.LARK and not grammar.is_wide
     return LLParserLimits(
         max_items_in_row=NARROW_ROW if is_narrow else WIDE_ROW,

@@ -32,7 +32,7 @@ class PageNode:
 
 
 class PagePool:
-    """A page is free, in use (held at least once), or cached: held by nobody but published, so still findable."""
+    """A page is free, in use (held at least once), or cached: no longer held but published, so still findable."""
 
     def __init__(self, n_pages: int, page_size: int) -> None:
         if n_pages < 1 or page_size < 1:
@@ -174,7 +174,7 @@ class PagePool:
 
     def _require_held(self, page: int) -> None:
         if self._refs[page] < 1:
-            raise ValueError(f"page {page} is held by nobody")
+            raise ValueError(f"page {page} is not held")
 
     def _live_node(self, page: int) -> PageNode | None:
         node = self._nodes[page]

@@ -69,7 +69,7 @@ class RunningSequence:
     raw: list[float] = field(default_factory=list)
     top: list[TopLogprobs] = field(default_factory=list)
     routing: Tensor | None = None
-    """Experts of its positions, read when it gave back its pages; None if nobody asks, or it had none."""
+    """Experts of its positions, read when it gave back its pages; None if they are not recorded, or it had none."""
     stop_reason: StopReason | None = None
     changes: list[WeightsChange] = field(default_factory=list)
 

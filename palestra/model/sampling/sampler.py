@@ -181,7 +181,7 @@ class Sampler:
                 sample.stop_reason = StopReason.ABORT
         result = self._close(request)
         if self._flight is not None and not self._samples.keys() & self._flight.places.keys():
-            self._flight = None  # nobody waits for its tokens any more
+            self._flight = None  # its tokens are not waited for any more
         return result
 
     def change_weights(self, request_id: int, adapter: Adapter, name: str, *, keeps_keys: bool) -> bool:

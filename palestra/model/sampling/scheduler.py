@@ -359,14 +359,14 @@ class Scheduler:
                 plan.snapshots[slot] = row
 
     def _roll_back(self, states: StateSlots, plan: StepPlan) -> None:
-        """A step was planned and not committed: nobody knows which states it has moved or advanced."""
+        """A step was planned and not committed: it is unknown which states it has moved or advanced."""
         self._discard_snapshots(plan)
         touched = {target for _, target in plan.state_moves} | {chunk.seq.state_slot for chunk in plan.rows}
         for seq in [seq for seq in self._running if seq.state_slot in touched]:
             self._preempt(seq)
 
     def _discard_snapshots(self, plan: StepPlan) -> None:
-        """Those that nobody kept."""
+        """Snapshots that were not kept."""
         if self.states is not None:
             for row in plan.snapshots.values():
                 self.states.discard(row)

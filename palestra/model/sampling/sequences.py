@@ -62,7 +62,7 @@ class Sequence:
     pictures: "PlacedPictures | None" = field(default=None, repr=False)
     """Those of its prompt."""
     is_mixed: bool = False
-    """Whether `pages` has keys and values of older weights too, so that nobody else may find them."""
+    """Whether `pages` has keys and values of older weights too, so that other sequences may not find them."""
 
     @property
     def cache_limit(self) -> int:

@@ -97,7 +97,7 @@ class AgentEvaluationPlayer:
                 ended.set_exception(RolloutSourceError(why))
 
     async def _watch(self) -> None:
-        """Ends the wait for episodes that nobody will play any more, such as those that somebody has cancelled."""
+        """Ends the wait for episodes that will not be played any more, such as cancelled ones."""
         with suppress(EpisodeClientError):  # the player hears of a server that is gone
             async for group in self._run.groups(tokens=False):
                 ended = self._waiting.get(group.group_id)

@@ -1,4 +1,4 @@
-"""What is particular to rollouts that an agent plays: its player, bounds of its model calls, what is trained of it."""
+"""The setup of rollouts that an agent plays: its player, bounds of its model calls, what is trained of it."""
 
 from __future__ import annotations
 

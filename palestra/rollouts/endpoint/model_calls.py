@@ -34,7 +34,7 @@ class CallRefused(Exception):
 
 
 class ModelCaller(Protocol):
-    """Who makes calls: an attempt of an episode, or an evaluation."""
+    """The caller: an attempt of an episode, or an evaluation."""
 
     @property
     def base_url(self) -> str: ...

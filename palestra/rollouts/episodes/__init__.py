@@ -1,1 +1,1 @@
-"""Rollouts that are episodes at a server, played by anybody who claims them."""
+"""Rollouts that are episodes at a server, played by any client that claims them."""

@@ -85,7 +85,7 @@ class EpisodeReader:
         return branch
 
     def _segments(self, trajectory: EpisodeTrajectory, start: int, end: int, newest: int) -> list[VersionSegment]:
-        """Which steps' weights sampled the tokens from `start` to `end`."""
+        """Returns which steps' weights sampled the tokens from `start` to `end`."""
         found: list[VersionSegment] = []
         is_inexact = trajectory.inexact_mask[start:end] or [0] * (end - start)
         for place, (version, inexact) in enumerate(zip(trajectory.versions[start:end], is_inexact, strict=True)):

@@ -203,7 +203,7 @@ def run_settings(config: GrpoConfig, known: RunSettings) -> RunSettings:
 
 
 def where_to_play(config: GrpoConfig, url: str, name: str) -> str:
-    here = f"{config.players} players here" if config.players else "nobody plays here"
+    here = f"{config.players} players here" if config.players else "no players here"
     command = f"agent play {config.agent.command[0]} --tasks FOLDER" if config.rollouts == "agent" else "episode play"
     if config.server is None:
         return f"episodes of run {name!r}: {here}; for players elsewhere: palestra serve, and train with --server URL"

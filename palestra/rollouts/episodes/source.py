@@ -29,7 +29,7 @@ class Publisher(Protocol):
 
 
 class EpisodeContext(Struct, frozen=True):
-    """What training and evaluation share."""
+    """The context that training and evaluation share."""
 
     run: AsyncRun
     log: EpisodeLog

@@ -62,7 +62,7 @@ def _fill(rollout: Rollout, result: JsonMapping) -> None:
 
 
 def _messages(output: object) -> Sequence[Message]:
-    """What was said, for people to read; items that cannot be shown as a chat are left out."""
+    """Returns what was said, for people to read; items that cannot be shown as a chat are left out."""
     if not isinstance(output, list):
         return []
     try:

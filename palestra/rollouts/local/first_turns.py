@@ -2,7 +2,7 @@
 
 A request costs a client milliseconds, whatever it asks for: more than a GPU needs for all tokens of a short answer. Its
 samples arrive together, so that long ones would wait for the longest. A group's seeds are those of one request's
-samples (`group_seeds`): with Palestra's own sampler nobody gets other tokens by sharing, whoever comes in time.
+samples (`group_seeds`): with Palestra's own sampler sharing changes no tokens, whichever rollouts come in time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from palestra.types.sampling import sample_seed
 MOST_TOKENS = 256
 """Turns that may be longer are sampled each by a request of its own."""
 PATIENCE_S = 0.1
-"""Nobody waits longer for the others: they may need what this one holds, such as one of few containers."""
+"""Rollouts wait no longer for the rest of their group: these may need what a waiting one holds, such as one of few
+containers."""
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ class FirstRequest:
 
 
 class JoinedPrompt(NamedTuple):
-    """With what a rollout begins."""
+    """The prompt with which a rollout begins."""
 
     prompt: tuple[int, ...]
     pictures: tuple[PromptPicture, ...]
@@ -131,7 +132,7 @@ class FirstTurns:
 
 
 class FirstTurnsOfGroups:
-    """Those of many groups."""
+    """The first turns of many groups."""
 
     def __init__(self, requests: Iterable[GroupRequest], sampler: PolicySampler) -> None:
         self._turns = {

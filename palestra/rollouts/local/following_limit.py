@@ -1,4 +1,4 @@
-"""How many rollouts are played at once where the config gives no number: as many as the server's engine can hold.
+"""The number of rollouts at once where the config gives none: as many as the server's engine can hold.
 
 Each second the engine's load is read. While every rollout that is sampled has a row and pages are free, more rollouts
 begin; while samples wait for a row or for pages, fewer do, so that those that run keep their prefixes in the cache.

@@ -31,7 +31,7 @@ async def play_rollout(
     forking: ForkStates | None = None,
 ) -> Rollout:
     """Plays a rollout. Always returns a record, whatever happens to the environment or a sample. Without `first_turns`
-    it shares its first request with nobody. `forking` keeps the states from which forks may begin."""
+    it does not share its first request. `forking` keeps the states from which forks may begin."""
     first_turns = first_turns or FirstTurns(sampler, [index])
     rollout = blank_rollout(request, index, request.seeds[index])
     rollout.temperature = context.settings.temperature

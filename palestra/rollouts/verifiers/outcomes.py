@@ -1,4 +1,4 @@
-"""What verifiers says of a rollout that it has played."""
+"""The outcome of a rollout that verifiers has played."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class VerifiersOutcome(Struct, frozen=True, kw_only=True):
 
     @property
     def problem(self) -> OutcomeError | None:
-        """Why there is no reward, if there is none."""
+        """The reason why there is no reward, if there is none."""
         values = [self.reward] if self.reward is not None else [*(self.agents or {}).values()]
         if self.error is not None:
             return self.error

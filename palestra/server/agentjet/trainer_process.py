@@ -43,7 +43,7 @@ class TrainingProcess:
     @classmethod
     async def start(cls, arguments: Sequence[str], folder: Path, log_file: Path, key: str | None) -> TrainingProcess:
         """Starts the process. `key` is a key of this server, if it needs one. It is passed by the environment, because
-        everybody can read command lines."""
+        every user can read command lines."""
         environment = os.environ | {"PYTHONUNBUFFERED": "1"}
         environment.pop("TINKER_API_KEY", None)
         if key is not None:

@@ -1,7 +1,7 @@
 """Replays of tasks for readers of their pages: `palestra eval` in a child process.
 
 The processes end with the server. Each has a key of its own while it runs, if the caller has one: the first key of all
-would close a server that is open to everybody. The result is a run folder like any other evaluation's.
+would close a server that is open to all clients. The result is a run folder like any other evaluation's.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class TaskReplays:
         raise Refusal(422, f"the task cannot be played again: {why}")
 
     async def _make_key(self, caller: Caller, name: str) -> str:
-        """A key of the caller's owner. Where there are no keys none is made: from the first on, everybody needs one."""
+        """A key of the caller's owner. Where there are no keys none is made: from the first on, every client needs
+        one."""
         made = await self._store.write(
             lambda conn: create_key(
                 conn, name=f"{KEY_NAME}{name}", owner=caller.owner, rights=Rights.TRAINER, now=time.time()
@@ -91,7 +92,7 @@ class TaskReplays:
 
 
 async def _spawned(arguments: Sequence[str], log_file: Path, key: str | None) -> Process:
-    """The key goes by the environment, because everybody can read command lines."""
+    """The key goes by the environment, because every user can read command lines."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     environment.pop(KEY_VARIABLE, None)
     if key is not None:

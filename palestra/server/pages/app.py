@@ -32,19 +32,19 @@ from palestra.view.runs.catalogue import Catalogue
 from palestra.view.tasks.platform_routes import get_player
 
 FOLDER = Path(__file__).parent
-EVERYBODY, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
+ALL_RIGHTS, ADMINS = (*TRAINERS, Rights.METRICS), (Rights.ADMIN,)
 LINKS = (
     ("Runs", "", ADMINS),
     ("Sweeps", "sweeps", ADMINS),
-    ("Server", "server", EVERYBODY),
+    ("Server", "server", ALL_RIGHTS),
     ("Episodes", "episodes", TRAINERS),
     ("Playground", "playground", TRAINERS),
     ("Platform", "platform", TRAINERS),
     ("Gym", "gym", ADMINS),
-    ("Owners", "owners", EVERYBODY),
+    ("Owners", "owners", ALL_RIGHTS),
     ("Keys", "keys", ADMINS),
 )
-"""Title, path and who may see it: whoever may call what is behind it."""
+"""Title, path, and the rights with which a link is shown: those that open its page."""
 
 
 def create_pages(parts: PageParts) -> FastAPI:

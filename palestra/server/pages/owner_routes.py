@@ -21,7 +21,7 @@ from palestra.server.http.openapi import JSON_BODY
 from palestra.server.pages.access import AdminNow, LookerNow
 from palestra.server.pages.server_state import sees_all
 from palestra.store.queries.usage import UsageGrouping, UsageTotal
-from palestra.store.records import EVERYBODY, LIMITS, Rights
+from palestra.store.records import ALL_OWNERS, LIMITS, Rights
 from palestra.util.amounts import parse_amount
 from palestra.util.suggest import did_you_mean
 from palestra.view.api import json_response
@@ -108,7 +108,7 @@ async def _page(
         "owners.html",
         status,
         owners=await owners.read(_whose(caller)),
-        common=quotas.of(EVERYBODY),
+        common=quotas.of(ALL_OWNERS),
         usage=rows[:MAX_ROWS],
         usage_total=len(rows),
         by=by,

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 
 from palestra.store.errors import QuotaExceeded
 from palestra.store.queries.models import get_model, insert_model
-from palestra.store.records import EVERYBODY, LIMITS, LOADED, CheckpointKey, CheckpointStatus, ModelRow, Quota
+from palestra.store.records import ALL_OWNERS, LIMITS, LOADED, CheckpointKey, CheckpointStatus, ModelRow, Quota
 from palestra.store.rows import fetch_all, fetch_one
 from palestra.store.tables import checkpoints, models, saves
 from palestra.store.tables import quotas as t
@@ -42,7 +42,7 @@ def list_quotas(conn: Connection) -> list[Quota]:
 
 def effective_quota(quotas: Mapping[str, Quota], owner: str) -> Quota:
     """Returns the limits that hold for an owner: its own, and where it has none those for all owners."""
-    own, common = quotas.get(owner, Quota(owner=owner)), quotas.get(EVERYBODY, Quota(owner=EVERYBODY))
+    own, common = quotas.get(owner, Quota(owner=owner)), quotas.get(ALL_OWNERS, Quota(owner=ALL_OWNERS))
     merged = {name: _first(getattr(own, name), getattr(common, name)) for name in LIMITS}
     return Quota(owner=owner, **merged)
 

@@ -83,8 +83,8 @@ def _against_the_others(centred: Sequence[float]) -> list[float]:
 
 
 def _gains_of_the_best(rewards: Sequence[float], k: int) -> list[float]:
-    """By how much each rollout raises the best of k (Walder and Karkhanis 2025). Of the others in ascending order,
-    number j is the best of C(j, k - 2) sets of k - 1, and k / C(n - 1, k - 1) is n / C(n, k)."""
+    """Returns by how much each rollout raises the best of k (Walder and Karkhanis 2025). Of the others in ascending
+    order, number j is the best of C(j, k - 2) sets of k - 1, and k / C(n - 1, k - 1) is n / C(n, k)."""
     n = len(rewards)
     k = min(k, n)
     sets_J = [math.comb(j, k - 2) * n / math.comb(n, k) for j in range(n - 1)]

@@ -1,4 +1,4 @@
-"""Which rewards of a step are compared with which, and the advantages that come of it."""
+"""Compares the rewards of a step within groups or the batch, and returns their advantages."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which groups a step plays: their order, refills, staleness, difficulty."""
+"""The groups that a step plays: their order, refills, staleness, difficulty."""

@@ -27,7 +27,7 @@ class EndedRollouts:
 
 
 def _reward(rollout: Rollout, reward: float) -> None:
-    """In place of everything that the rollout was given on its way."""
+    """Sets the reward in place of everything that the rollout was given on its way."""
     rollout.reward, rollout.agent_rewards = reward, {}
     for turn in rollout.all_turns:
         turn.reward = 0.0

@@ -1,4 +1,4 @@
-"""Which groups a run plays, in which order, with which seeds."""
+"""Makes the requests for groups: which ones, in which order, with which seeds."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ BASE_SAMPLE = 16
 
 
 class GrpoParts(Struct):
-    """What a run is made of, beside its session; `grpo_setup` builds it."""
+    """The parts of a run, beside its session; `grpo_setup` builds it."""
 
     source: RolloutSource
     requests: RequestMaker

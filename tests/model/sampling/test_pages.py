@@ -211,5 +211,5 @@ def test_forgotten_pages_in_use_can_be_written_again():
 
 def test_releasing_a_page_nobody_holds_is_an_error():
     pool = PagePool(1, 1)
-    with pytest.raises(ValueError, match="page 0 is held by nobody"):
+    with pytest.raises(ValueError, match="page 0 is not held"):
         pool.release(0)

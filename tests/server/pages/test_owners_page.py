@@ -24,7 +24,7 @@ def test_an_admin_sees_all_owners_and_limits_one(open_browser, owner):
     page = carol.get("/owners").text
     assert "<i>erin" not in page
     assert owner.replace("<i>", "&lt;i&gt;") in page
-    assert "everybody else" in page
+    assert "all other owners" in page
     page = carol.post("/owners", data={"owner": owner, "limit": "tokens_per_day", "amount": "2M"})
     assert "of 2,000,000" in page.text
     (state,) = [one for one in carol.get("/api/v1/owners").json() if one["owner"] == owner]

@@ -104,7 +104,7 @@ class SnapshotCopies:
             async with room:
                 try:
                     await asyncio.to_thread(self._storage.get, copy.object, folder / copy.file, digest=copy.digest)
-                except ObjectLost as e:  # its model is lost, and everybody who asks for it is told so
+                except ObjectLost as e:  # its model is lost, and its clients are told so
                     log.error("a snapshot cannot be fetched", item=copy.item, error=str(e))
 
         await asyncio.gather(*map(fetch, copies))

@@ -52,5 +52,5 @@ class Caller:
         return "" if self.key is None else str(self.key.key_id)
 
 
-ANYBODY = Caller(LOCAL_OWNER, Rights.ADMIN)
+LOCAL_ADMIN = Caller(LOCAL_OWNER, Rights.ADMIN)
 """Every caller on a loopback address, if there are no keys."""

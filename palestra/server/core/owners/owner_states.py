@@ -18,7 +18,7 @@ from palestra.store import Store
 from palestra.store.queries.keys import list_keys
 from palestra.store.queries.quotas import stored_bytes
 from palestra.store.queries.usage import UsageGrouping, read_usage
-from palestra.store.records import EVERYBODY, Quota
+from palestra.store.records import ALL_OWNERS, Quota
 
 
 class OwnerUse(Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class OwnerUse(Struct, frozen=True, kw_only=True):
 class OwnerState(Struct, frozen=True, kw_only=True):
     owner: str
     limits: Quota
-    """Those that hold: its own, and where it has none those of everybody."""
+    """Those that hold: its own, and where it has none those for all owners."""
     own: Quota
     """Its own limits."""
     used: OwnerUse
@@ -62,7 +62,7 @@ class OwnerStates:
 
         known, kept = await self._store.read(read)
         models = Counter(model.owner for model in self._training.models.values())
-        owners = {*known, *kept, *models, *self._quotas.stored} - {EVERYBODY} if owner is None else {owner}
+        owners = {*known, *kept, *models, *self._quotas.stored} - {ALL_OWNERS} if owner is None else {owner}
         return [
             OwnerState(
                 owner=one,

@@ -88,8 +88,8 @@ def exceeded(error: QuotaExceeded) -> Refusal:
 
 
 class FairQuota:
-    """A quota that one owner may fill. When it is full, owners with less than an equal share are still admitted: nobody
-    is shut out by another, and n owners have at most limit * (1 + 1/2 + … + 1/n) waiting, which grows slowly."""
+    """A quota that one owner may fill. When it is full, owners with less than an equal share are still admitted: no
+    owner is shut out by another, and n owners have at most limit * (1 + 1/2 + … + 1/n) waiting, which grows slowly."""
 
     def __init__(self, limit: int):
         self._limit, self._total = limit, 0

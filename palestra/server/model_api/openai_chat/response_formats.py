@@ -37,8 +37,8 @@ def content_format(call: SamplingFields) -> Grammar | None:
 
 
 def check_size(where: str, value: object) -> None:
-    """Checks the size before anything is done with the value, because this thread serves everybody. Its JSON would be a
-    little larger."""
+    """Checks the size before anything is done with the value, because this thread serves all clients. Its JSON would be
+    a little larger."""
     size, values = 0, [value]
     while values and size <= MAX_GRAMMAR:
         one = values.pop()
