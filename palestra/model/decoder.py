@@ -114,7 +114,7 @@ class Decoder:
     def run_layers(
         self, layers: Iterable[Layer], hidden: Tensor, inputs: MixerInputs, plan: LoraPlan, *, checkpointing: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """What the last layer returns."""
+        """Runs all layers and returns the output of the last."""
         update = None
         for layer in layers:
             if checkpointing and torch.is_grad_enabled():
@@ -151,7 +151,7 @@ class Decoder:
         return hidden, x if self.tensor is None else self.tensor.enter(x)
 
     def _leave(self, x: Tensor, norm: Tensor | None) -> Tensor:
-        """What a half of a layer adds to the residual stream."""
+        """Returns what a half of a layer adds to the residual stream."""
         if self.tensor is not None:
             x = self.tensor.leave(x)
         if norm is not None:

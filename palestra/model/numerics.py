@@ -13,8 +13,8 @@ Numerics = Literal["exact", "fast"]
 
 
 def set_numerics(numerics: Numerics) -> None:
-    """For the whole process, since torch has one such setting. "exact": a row's bits depend on that row alone.
-    "fast": cuBLAS may split long sums as it likes."""
+    """Sets numerics for the whole process, since torch has one such setting. "exact": a row's bits depend on that row
+    alone. "fast": cuBLAS may split long sums as it likes."""
     is_exact = numerics == "exact"
     matmul = torch.backends.cuda.matmul
     torch.backends.cuda.preferred_blas_library("cublaslt" if is_exact else "default")

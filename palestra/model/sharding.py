@@ -116,7 +116,7 @@ class ShardedLayer(nn.Module):
         return self._run(hidden, update, context.inputs, context.plan)
 
     def run_alone(self, hidden: Tensor, update: Tensor | None, context: LayerContext) -> Any:
-        """Without a backward pass to come, for which FSDP would keep notes."""
+        """Runs without a backward pass to come, for which FSDP would keep notes."""
         assert isinstance(self, FSDPModule)
         self.unshard()
         try:

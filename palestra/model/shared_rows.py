@@ -35,7 +35,7 @@ class Readers:
         return np.sort(order[starts[first] : starts[last + 1]])
 
     def spread(self, values: Tensor, some: NDArray[np.int64] | None = None) -> Tensor:
-        """What stands at the rows, for each reader or for some of them."""
+        """Returns what stands at the rows, for each reader or for some of them."""
         rows = self.rows if some is None else self.rows[some]
         return values.index_select(0, to_device(rows, values.device))
 

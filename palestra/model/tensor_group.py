@@ -26,11 +26,11 @@ class TensorGroup:
     """Its ranks, in order."""
 
     def enter(self, x: Tensor) -> Tensor:
-        """What a half of a layer reads: gradients of it are summed over ranks."""
+        """Passes on the input of a half of a layer; its gradients are summed over ranks."""
         return _Enter.apply(x, self) if x.requires_grad and torch.is_grad_enabled() else x
 
     def leave(self, x: Tensor) -> Tensor:
-        """What a half of a layer returns, summed over ranks."""
+        """Returns the output of a half of a layer, summed over ranks."""
         return _Leave.apply(x, self) if x.requires_grad and torch.is_grad_enabled() else self.sum(x)
 
     def sum(self, x: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class TensorGroup:
         return total.to(x.dtype)
 
     def broadcast(self, x: Tensor) -> None:
-        """From the first of its ranks."""
+        """Broadcasts from the first of the group's ranks."""
         dist.broadcast(x, group=self.group, group_src=0)
 
 

@@ -32,7 +32,7 @@ class StagedBuffer:
         self._sent = torch.cuda.Event() if is_cuda else None
 
     def wait(self) -> None:
-        """Before the host writes: what was sent last may still be read."""
+        """Waits before the host writes: what was sent last may still be read."""
         if self._sent is not None:
             self._sent.synchronize()
 

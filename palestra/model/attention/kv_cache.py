@@ -62,7 +62,7 @@ class KVCache:
         return to_device((self._first_pages(kv_heads) * self.page_size + slots).ravel(), self.device)
 
     def _first_pages(self, kv_heads: int) -> NDArray:
-        """Where the pages of each kv head begin."""
+        """Returns where the pages of each kv head begin."""
         return (np.arange(kv_heads) * self.n_pages)[:, None]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
@@ -155,7 +155,7 @@ class PagedAttention:
     # Decoding
 
     def _decode(self, layer: int, block: _Block, q: Tensor, sinks: Tensor | None) -> Tensor:
-        """For the rows of a block, [rows, heads * dim]."""
+        """Attends for the rows of a block, [rows, heads * dim]."""
         shape = self.spec.heads[layer]
         softmax = (
             _softmax if sinks is None else partial(softmax_with_sinks, sinks=sinks.view(shape.n_kv_heads, 1, -1, 1))
@@ -325,7 +325,8 @@ def _shared_groups(seqs: list[Sequence], page_size: int) -> list[_Group]:
 
 
 def _common_prefix(lists: list[list[int]]) -> int:
-    """How many first pages all have in common: what the smallest and the largest list share, all between share."""
+    """Returns how many first pages all have in common: all lists between the smallest and the largest share what these
+    do."""
     first, last = min(lists), max(lists)
     return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
 
@@ -354,7 +355,7 @@ def row_positions(plan: StepPlan) -> NDArray[np.int64]:
 
 
 def write_slots(plan: StepPlan, page_size: int) -> NDArray:
-    """Where each row of the step writes: page * page_size + offset."""
+    """The slot that each row of the step writes: page * page_size + offset."""
     decode = [s.pages[s.computed // page_size] * page_size + s.computed % page_size for s in plan.decode]
     parts = [np.array(decode, np.int64)]
     for chunk in plan.prefill:

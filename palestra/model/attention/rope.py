@@ -103,7 +103,7 @@ def _llama3(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
 
 
 def _longrope(rope: RopeSpec, dim: int) -> tuple[Tensor, float]:
-    """With the factors of sequences up to the original length; longer ones are not served, see `RopeSpec`."""
+    """Uses the factors of sequences up to the original length; longer ones are not served, see `RopeSpec`."""
     p = rope.parameters
     scale = p.get("attention_factor")
     if scale is None:

@@ -134,7 +134,7 @@ class TiledPagedAttention:
 
     @classmethod
     def of(cls, cache: KVCache, plan: StepPlan) -> TiledPagedAttention:
-        """For one step of the scheduler's plan: rows are `decode` first, then `prefill`."""
+        """Makes the plan of one step of the scheduler: rows are `decode` first, then `prefill`."""
         arrays = write_slots(plan, cache.page_size), page_numbers(plan)
         slots, pages = (to_device(array, cache.device) for array in arrays)
         tiles = {shape: PagedTiles.of(cache, plan, shape) for shape in dict.fromkeys(cache.spec.heads)}
@@ -192,7 +192,8 @@ class SharedArrays:
 
 
 def _sharing(seqs: Seq[Sequence], first: int, most: int, step: int) -> tuple[int, int]:
-    """How far rows from `first` on share whole splits (of `step` pages): the end of the rows, and the splits."""
+    """Returns how far rows from `first` on share whole splits (of `step` pages): the end of the rows, and the
+    splits."""
     pages, end, splits = seqs[first].pages, first + 1, 0
     while end < min(first + most, len(seqs)):
         others = seqs[end].pages
@@ -239,7 +240,7 @@ def page_numbers(plan: StepPlan) -> NDArray[np.int32]:
 
 
 def row_spans(plan: StepPlan) -> NDArray[np.int32]:
-    """What `cut_spans` needs of each chunk: first row, its position, rows, where its pages begin."""
+    """Returns what `cut_spans` needs of each chunk: first row, its position, rows, where its pages begin."""
     start, end, pages = np.array([(c.start, c.end, len(c.seq.pages)) for c in plan.rows], np.int32).reshape(-1, 3).T
     rows = end - start
     return np.stack([np.cumsum(rows) - rows, start, rows, np.cumsum(pages) - pages], axis=1)

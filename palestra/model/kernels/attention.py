@@ -150,7 +150,7 @@ def _key_places(source, key, live, PAGES, PAGE_SIZE: tl.constexpr, PAGED: tl.con
 
 @triton.jit
 def _tails(X, places, stride, is_there, D: tl.constexpr, TAIL: tl.constexpr, BLOCK_T: tl.constexpr):
-    """What rows have beyond their first D numbers; nothing is read where there is none."""
+    """Loads what rows have beyond their first D numbers; reads nothing where there is none."""
     t = tl.arange(0, BLOCK_T)
     mask = is_there[:, None] & (t < TAIL)[None]
     return tl.load(X + places[:, None] * stride + D + t[None], mask=mask, other=0.0)
@@ -193,7 +193,7 @@ def _attend_to(
 
 @triton.jit
 def _join(m_all, weight_all, acc_all, m, weight, acc):
-    """What is known of earlier keys, and one more split."""
+    """Joins the result of earlier keys with that of one more split."""
     m_new = tl.maximum(m_all, m)
     base = tl.where(m_new == -float("inf"), 0.0, m_new)
     old, new = tl.exp2(m_all - base), tl.exp2(m - base)

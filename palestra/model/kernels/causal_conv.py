@@ -29,7 +29,7 @@ def _input(X, STATES, row, offset, slot, back, c, n, KERNEL: tl.constexpr):
 
 @triton.jit
 def _begin(BIAS, c, n, BLOCK: tl.constexpr):
-    """What the sum of a row begins with."""
+    """Returns what the sum of a row begins with."""
     if BIAS is not None:
         return tl.load(BIAS + c, mask=c < n, other=0.0)
     return tl.zeros((BLOCK,), tl.float32)
@@ -67,7 +67,7 @@ def _keep_inputs_kernel(X, STATES, SPANS, n, KERNEL: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _conv_backward_kernel(X, WEIGHT, BIAS, GRAD, OUT, ROWS, n, KERNEL: tl.constexpr, BLOCK: tl.constexpr):
-    """What the next rows of the span say about this one's input; their sums are computed again."""
+    """Computes the gradient of a row's input from the next rows of the span, whose sums are computed again."""
     row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     offset, after = tl.load(ROWS + row * 3), tl.load(ROWS + row * 3 + 1)
     d = tl.zeros((BLOCK,), tl.float32)

@@ -48,7 +48,7 @@ def product(a, b):
 
 @triton.jit
 def coarse(x):
-    """What tf32 holds of a number: the rest is the other half's."""
+    """Returns the part of a number that tf32 holds; the rest is the other half's."""
     return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
 
 

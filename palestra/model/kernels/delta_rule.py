@@ -45,7 +45,7 @@ def _head(X, rows, is_row, first, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def _raw_gradient(X, rows, is_row, first, d, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """From the gradient of rows of length 1 to that of the rows as they are."""
+    """Turns the gradient of rows of length 1 into that of the rows as they are."""
     x, unit = _head(X, rows, is_row, first, D, BLOCK_D)
     along = x.to(tl.float32) * unit[:, None]
     return ((d - along * tl.sum(along * d, 1)[:, None]) * unit[:, None]).to(X.dtype.element_ty)

@@ -204,7 +204,7 @@ def weigh_gradient(grad: Tensor, values: Tensor, order: Tensor, weights: Tensor)
 
 
 def sum_pairs(values: Tensor, places: Tensor, weights: Tensor | None) -> Tensor:
-    """What stands at each row's pairs, weighed: [rows, n]."""
+    """Sums what stands at each row's pairs, weighed: [rows, n]."""
     (rows, top), n = places.shape, values.shape[1]
     out = torch.empty(rows, n, dtype=values.dtype, device=values.device)
     if rows:

@@ -31,14 +31,14 @@ from palestra.model.mixers.chunked_scan import CHUNK
 
 @triton.jit
 def _part(XBC, rows, is_row, first, size: tl.constexpr, BLOCK: tl.constexpr):
-    """Some columns of a chunk's rows: [rows, BLOCK]."""
+    """Loads some columns of a chunk's rows: [rows, BLOCK]."""
     i = tl.arange(0, BLOCK)[None]
     return tl.load(XBC + rows[:, None] + first + i, mask=is_row[:, None] & (i < size), other=0.0)
 
 
 @triton.jit
 def _decays(total, r):
-    """What is left of row j's input at row i, [i, j]; 0 where it is not seen."""
+    """Returns what is left of row j's input at row i, [i, j]; 0 where it is not seen."""
     is_seen = r[:, None] >= r[None]
     return tl.where(is_seen, tl.exp(tl.where(is_seen, total[:, None] - total[None], 0.0)), 0.0)
 

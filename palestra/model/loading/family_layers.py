@@ -355,7 +355,7 @@ def _latent_attention(config: ConfigFields) -> LatentAttentionSpec:
 
 
 def _latent_scale(config: ConfigFields) -> float:
-    """What scaled ropes multiply queries and keys by, beside what they do to cosines and sines."""
+    """Returns what scaled ropes multiply queries and keys by, beside what they do to cosines and sines."""
     rope: Any = config.get("rope_parameters") or config.get("rope_scaling") or {}
     is_scaled = isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type") or "default") != "default"
     weight = rope.get("mscale_all_dim") if is_scaled else None
@@ -399,7 +399,7 @@ def _experts(config: ConfigFields, *, normalises: bool, has_shared: bool = False
 
 
 def _expert_counts(config: ConfigFields) -> tuple[int, int]:
-    """How many experts there are, and how many of them a token visits."""
+    """Returns the number of experts, and how many of them a token visits."""
     n_experts = config.one_of("num_experts", "num_local_experts", "n_routed_experts")
     per_token = config.one_of("num_experts_per_tok", "experts_per_token", "top_k_experts")
     if per_token > n_experts:

@@ -34,7 +34,7 @@ class RopeSpec:
 
     @property
     def max_positions(self) -> float:
-        """Where its frequencies end: behind the original length, longrope would need others for the whole sequence."""
+        """The length at which the frequencies end: behind it, longrope would need others for the whole sequence."""
         return self.parameters["original_max_position_embeddings"] if self.type == "longrope" else math.inf
 
 
@@ -87,11 +87,11 @@ class AttentionSpec:
     """There is no projection of values: they are the keys before their norm."""
 
     def query_factor(self, heads: HeadShape) -> float:
-        """What multiplies queries, since attention divides by the root of their width."""
+        """The factor of queries, since attention divides by the root of their width."""
         return 1.0 if self.scale is None else self.scale * heads.head_dim**0.5
 
     def projections(self, heads: HeadShape) -> list[tuple[str, int]]:
-        """What files have of queries, keys and values, with their output sizes."""
+        """The projections in files of queries, keys and values, with their output sizes."""
         if self.is_fused:
             return [("qkv_proj", heads.q_size + 2 * heads.kv_size)]
         queries, keys, values = ("q_proj", heads.q_size * (1 + self.is_gated)), ("k_proj", heads.kv_size), "v_proj"
@@ -292,7 +292,8 @@ class LayerSpec:
         return self.mixer is None or self.mlp is None
 
     def module(self, usual: str) -> str:
-        """What files call one of its halves; the only one of a layer is its `mixer`, whatever it does."""
+        """Returns the name in files of one of the layer's halves; the only one of a layer is its `mixer`, whatever it
+        does."""
         return "mixer" if self.is_half else usual
 
 

@@ -117,7 +117,7 @@ class LinearWeightsReader:
     def _read_share(
         self, parts: Shapes, inputs: int, share: RowShare, stored: Transposed | None, stack: int | None
     ) -> Tensor:
-        """Only the rows that are this process's: nothing else is read, but of stacks that files have transposed."""
+        """Reads only the rows of this process; of stacks that files have transposed, all."""
         count = sum(prod(shape) for _, shape in parts)
         unit = 1 if stack is None else count // stack
         own = share.rows(count // unit)
@@ -159,7 +159,7 @@ class LinearWeightsReader:
         return PackedWeight(form, codes, scales, self.dtype, self.scratch)
 
     def _form_of(self, parts: Shapes, form: Form) -> Form:
-        """With as many inputs to a scale as the files have, where all parts are in four-bit integers."""
+        """Returns the form, with as many inputs to a scale as the files have if all parts are four-bit integers."""
         groups = {self.files.int4_group(name) for name, _ in parts} if form.name == "int4" else set()
         group = groups.pop() if len(groups) == 1 else None
         return form if group is None else replace(form, group=group)

@@ -111,7 +111,7 @@ def load_model(
 def _on_one_device(
     folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, weights: str | None
 ) -> Model:
-    """With the vision tower, where the files have one."""
+    """Loads the model on one device, with the vision tower if the files have one."""
     tower = None if spec.tower is None else read_tower(folder, spec.tower, dtype, device)
     if tower is None:
         spec = replace(spec, tower=None)

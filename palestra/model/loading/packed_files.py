@@ -38,7 +38,8 @@ class PackedNames:
 
 
 def packed_names(name: str, names: Collection[str]) -> PackedNames | None:
-    """How the weight `name` is packed in files with these names; None where it is plain, or not there at all."""
+    """Returns how the weight `name` is packed in files with these names; None where it is plain, or not there at
+    all."""
     if f"{name}_scale_inv" in names:
         return PackedNames("fp8", name, f"{name}_scale_inv")
     if f"{name}_packed" in names:

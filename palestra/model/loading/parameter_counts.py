@@ -25,7 +25,7 @@ def count_parameters(spec: ModelSpec) -> int:
 
 
 def count_idle_parameters(spec: ModelSpec) -> int:
-    """Those of experts that a token does not visit."""
+    """Counts the parameters of experts that a token does not visit."""
     return sum(_expert_parameters(spec, e) * (e.n_experts - e.per_token) for e in spec.experts.values())
 
 

@@ -34,7 +34,7 @@ class QuantisedCache:
 
     @classmethod
     def of(cls, files: list[Path], form: Form) -> QuantisedCache | None:
-        """For these weight files as they are now; None for small models."""
+        """Returns the cache for these weight files as they are now; None for small models."""
         facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
         if sum(size for _, size, _ in facts) < MIN_BYTES:
             return None

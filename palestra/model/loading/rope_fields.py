@@ -83,7 +83,7 @@ def _rope(fields: ConfigFields, family: Family, raw: Config, head_dim: int) -> R
 
 
 def _sections(fields: ConfigFields, family: Family, raw: Config) -> tuple[int, int, int] | None:
-    """None where positions are one number."""
+    """Reads the sections of a rope. None where positions are one number."""
     if family.rope_sections is None:
         return None
     given = raw.get("mrope_section") or family.rope_sections

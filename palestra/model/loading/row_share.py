@@ -25,7 +25,7 @@ class RowShare:
     """All that were read."""
 
     def rows(self, count: int) -> slice:
-        """As torch.chunk divides them: the last ranks may have fewer."""
+        """Returns the rows as torch.chunk divides them: the last ranks may have fewer."""
         size = -(-count // self.ranks)
         start = min(count, self.rank * size)
         return slice(start, min(count, start + size))

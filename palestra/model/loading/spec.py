@@ -67,7 +67,7 @@ class ModelSpec:
 
     @property
     def rope(self) -> RopeSpec:
-        """That of layers that see everything, or of any if there are none."""
+        """The rope of layers that see everything, or of any layer if there are none."""
         return self.ropes.get(FULL) or next(iter(self.ropes.values()))
 
     @property
@@ -93,7 +93,7 @@ class ModelSpec:
 
     @cached_property
     def heads(self) -> tuple[HeadShape, ...]:
-        """Those of each layer: the model's, where a layer has none of its own."""
+        """The heads of each layer: the model's, where a layer has none of its own."""
         common = HeadShape(self.n_heads, self.n_kv_heads, self.head_dim)
         mixers = (layer.mixer for layer in self.layers)
         return tuple((isinstance(mixer, AttentionSpec) and mixer.heads) or common for mixer in mixers)

@@ -85,7 +85,7 @@ def require_divisible(spec: ModelSpec, ranks: int) -> None:
 
 
 def _indivisible(spec: ModelSpec) -> str | None:
-    """What a model has that cannot be divided yet."""
+    """Returns the part of a model that cannot be divided yet."""
     for layer in spec.layers:
         match layer.mixer:
             case AttentionSpec(is_fused=False, qk_norm="head" | None):

@@ -74,7 +74,7 @@ class TowerSpec:
 
 
 def read_tower_spec(config: Config, source: str, defaults: TowerDefaults) -> TowerSpec | None:
-    """None where the file has no vision tower, or says nothing of it."""
+    """Reads the vision tower's spec. None where the file has no tower."""
     raw = config.get("vision_config")
     if raw is None or raw == {}:
         return None
@@ -116,7 +116,7 @@ def read_tower_spec(config: Config, source: str, defaults: TowerDefaults) -> Tow
 
 
 def _preprocessor(source: str) -> dict[str, Any]:
-    """What the folder says of preparing pictures; nothing where it has no such file."""
+    """Reads what the folder says of preparing pictures; empty without such a file."""
     file = Path(source).with_name(PREPROCESSOR)
     if not file.is_file():
         return {}

@@ -57,7 +57,7 @@ class TowerWeights:
 def read_tower(
     folder: str | Path, spec: TowerSpec, dtype: torch.dtype, device: torch.device | str
 ) -> TowerWeights | None:
-    """None where the files have no tower, as those of a text model that was cut out of one that sees."""
+    """Reads the tower. None where the files have none, as those of a text model that was cut out of one that sees."""
     with WeightFiles(Path(folder)) as files:
         prefix = next((prefix for prefix in PREFIXES if prefix + FIRST in files), None)
         return None if prefix is None else _Reader(files, spec, prefix, dtype, torch.device(device)).tower()

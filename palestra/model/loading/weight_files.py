@@ -69,7 +69,7 @@ class WeightFiles:
 
     @property
     def prefix(self) -> str:
-        """What the names of the decoder's tensors begin with."""
+        """The prefix of the names of the decoder's tensors."""
         return self._outer_names[0]
 
     @property
@@ -116,7 +116,7 @@ class WeightFiles:
         return dtype if isinstance(dtype, torch.dtype) else None
 
     def int4_group(self, name: str) -> int | None:
-        """How many inputs share a scale, of a weight that the files keep in four-bit integers; None for others."""
+        """Returns how many inputs share a scale, for a weight in four-bit integers; None for other weights."""
         if self.packing(name) != "int4":
             return None
         return self.shape(name)[-1] // self._header(f"{name}_scale")[0][-1]

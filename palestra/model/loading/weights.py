@@ -218,8 +218,8 @@ def read_weights(
     share: RowShare | None = None,
     tensor: TensorShard = WHOLE,
 ) -> DecoderWeights:
-    """With a form, the weights of linear layers are kept in it; embeddings, norms and biases keep the dtype.
-    With a share, only its rows of the layers' weights are read. With `tensor`, those that its rank computes."""
+    """Reads the weights. With a form, those of linear layers are kept in it; embeddings, norms and biases keep the
+    dtype. With a share, only its rows of the layers' weights are read. With `tensor`, those that its rank computes."""
     device, meta = torch.device(device), torch.device("meta")
     with WeightFiles(Path(folder)) as files:
         # The headers first: an error in the last layer is raised before the first one is read.
@@ -546,7 +546,7 @@ class _Reader:
         return place
 
     def part(self, name: str, size: int, dtype: torch.dtype | None = None) -> Tensor:
-        """What belongs to this rank's outputs."""
+        """Returns the part that belongs to this rank's outputs."""
         whole = self.get(name, size, dtype=dtype)
         return whole if self.tensor.ranks == 1 else whole[self.tensor.own(size)].clone()
 
@@ -575,7 +575,7 @@ class _Reader:
         return self.linears.read([(name, outputs)], inputs, cut)
 
     def biases(self, prefix: str, parts: Parts, present: bool, cut: Cut | None = None) -> Tensor | None:
-        """Where ranks add up what they return, one of them adds the bias."""
+        """Returns the biases; where ranks add up what they return, only one of them adds the bias."""
         if not present or (cut == "inputs" and self.tensor.rank > 0):
             return None
         read = self.part if cut == "outputs" else self.get

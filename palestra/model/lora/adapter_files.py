@@ -69,9 +69,9 @@ def save_adapter(
     is_tied: bool = False,
     trained_on: str = "",
 ) -> None:
-    """With `optimizer` also what is needed to go on training. `form` differs for models whose checkpoints join
-    projections that are trained apart (see `adapter_names`). `is_tied`: names the unembedding as the Tinker
-    cookbook's merge does for tied models. `trained_on`: what the base's weights were kept in, for
+    """Saves an adapter, with `optimizer` also what is needed to go on training. `form` differs for models whose
+    checkpoints join projections that are trained apart (see `adapter_names`). `is_tied`: names the unembedding as the
+    Tinker cookbook's merge does for tied models. `trained_on`: what the base's weights were kept in, for
     `require_trained_on`."""
     if optimizer and adapter.frozen:
         raise AdapterError("a snapshot has no optimizer state; save the original, or without the optimizer")
@@ -276,7 +276,7 @@ def _is_outer(name: str) -> bool:
 
 
 def _n_parts(name: str) -> int:
-    """How many of our projections a matrix of a checkpoint has."""
+    """Returns how many of our projections a matrix of a checkpoint has."""
     return 2 if name == GATE_UP else len(WHOLES.get(name, (name,)))
 
 

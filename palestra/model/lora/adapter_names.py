@@ -53,7 +53,7 @@ def whole_of(module: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def join_rows(matrices: Mapping[str, Tensor], tail: int) -> Matrices:
-    """For PEFT: A matrices of parts stacked, B matrices on the diagonal. `tail`: rows of `in_proj` that are not
+    """Joins parts for PEFT: A matrices are stacked, B matrices on the diagonal. `tail`: rows of `in_proj` that are not
     trained."""
     joined: Matrices = {}
     for key, tensor in matrices.items():

@@ -35,7 +35,8 @@ def expert_parts(layout: Layout) -> dict[str, str]:
 
 
 def join_experts(matrices: Mapping[str, Tensor], layout: Layout) -> Matrices:
-    """For PEFT: gate and up as one parameter of twice the rank. What experts share, each of them gets a copy of."""
+    """Joins experts for PEFT: gate and up as one parameter of twice the rank. What experts share, each of them gets a
+    copy of."""
     joined = {key: t for key, t in matrices.items() if not _OWN.fullmatch(key)}
     for head in dict.fromkeys(found[1] for key in matrices if (found := _OWN.fullmatch(key))):
         up_a, up_b = _each(matrices, f"{head}.w1")

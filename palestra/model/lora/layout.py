@@ -122,7 +122,7 @@ class Layout:
 
     @cached_property
     def offset_row(self) -> NDArray[np.int64]:
-        """Where each site's A and its B matrices begin, from `site_entry` on; -1 where there is none."""
+        """The offsets at which each site's A and its B matrices begin, from `site_entry` on; -1 where there is none."""
         last = max(site_entry(name) for name in self.sites)
         row = np.full(last + SITE_ENTRIES, -1, np.int64)
         for name, site in self.sites.items():
@@ -256,7 +256,7 @@ class LayoutPart:
                 wholes[name].copy_(own)
 
     def _matrices(self, row: Tensor, part: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Those of the part, and where they are in the whole row."""
+        """Returns the matrices of the part, and where they are in the whole row."""
         parts, wholes = self.own.matrices(part), self.whole.matrices(row)
         for name, own in parts.items():
             for axis, size in enumerate(own.shape):

@@ -46,7 +46,7 @@ class LoraProducts(Protocol):
         ...
 
     def at_experts(self, layer: int) -> ExpertTiles | None:
-        """What kernels read; None where no adapter has something for the layer's experts, or no kernels run."""
+        """Returns what kernels read; None where no adapter has something for the layer's experts, or no kernels run."""
         ...
 
 

@@ -100,14 +100,14 @@ class MergedWeights:
         return sizes.most_common(1)[0][0]
 
     def stored_dtype(self, name: str) -> torch.dtype:
-        """As the base stores it; bfloat16 for what it keeps in 4 or 8 bits."""
+        """Returns the dtype in which the base stores it; bfloat16 for what it keeps in 4 or 8 bits."""
         return self._files.dtype(self._sources[name]) or torch.bfloat16
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._files.shape(self._sources[name])
 
     def tensor(self, name: str) -> Tensor:
-        """In float32 if the adapter changes it, or else as the files have it."""
+        """Returns a tensor in float32 if the adapter changes it, or else as the files have it."""
         weight = self._files.tensor(self._sources[name])
         change = _change(name, self._files.prefix, self._matrices, self._layout)
         if change is None:
@@ -169,7 +169,7 @@ def _untie(config: dict[str, Any]) -> None:
 
 
 def _change(name: str, prefix: str, matrices: Mapping[str, Tensor], layout: Layout) -> Tensor | None:
-    """What the adapter adds to a tensor of the files, before scaling; None: nothing."""
+    """Returns what the adapter adds to a tensor of the files, before scaling; None: nothing."""
     module = HEAD if name in HEADS else name.removesuffix(".weight")
     if module.startswith(prefix):
         module = PREFIXES[0] + module.removeprefix(prefix)

@@ -164,7 +164,7 @@ class TiledLora:
 
 
 def addresses(adapters: Sequence[Adapter], kind: Rows) -> NDArray[np.int64]:
-    """Where the adapters' rows begin in memory, until the next of their stack's `moves`."""
+    """The addresses of the adapters' rows in memory, until the next of their stack's `moves`."""
     rows = {id(a.stack): a.stack.rows(kind) for a in adapters}
     found = ((rows[id(a.stack)], a.slot) for a in adapters)
     return np.array([r.data_ptr() + slot * r.stride(0) * r.itemsize for r, slot in found], np.int64)

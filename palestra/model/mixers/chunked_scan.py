@@ -89,7 +89,7 @@ def _run(
     spec: RecurrenceSpec,
     state: Tensor | None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Also the states that each wave began with."""
+    """Runs the scan; returns also the states that each wave began with."""
     rows = [layout.spread(x) for x in inputs]
     if state is None:
         now = inputs[0].new_zeros(layout.waves[0], *spec.state_shape, dtype=torch.float32)

@@ -67,8 +67,8 @@ def packed_recurrence(
     dtype: torch.dtype,
     branches: Branches | None = None,
 ) -> Recurrence | None:
-    """By kernels on a GPU in half precision, by torch elsewhere. None for models that have no recurrence. `branches`:
-    sequences that share rows."""
+    """Returns the recurrence by kernels on a GPU in half precision, by torch elsewhere. None for models that have no
+    recurrence. `branches`: sequences that share rows."""
     if not spec.recurrences:
         return None
     if branches is not None:

@@ -54,7 +54,7 @@ class ExpertsMlp:
         return y + shared if gate is None else _GatedSum.apply(y, shared, x, gate)
 
     def _visit(self, x: Tensor, weights: Tensor, numbers: Tensor, plan: LoraPlan) -> Tensor:
-        """What the chosen experts return; some work in a width of their own."""
+        """Returns the outputs of the chosen experts; some families' work in a width of their own."""
         w, n = self.weights, self.n
         pairs = self._products(w, self.activate, Dispatch.of(numbers, self.spec.n_experts), n, plan)
         if w.latent_in is not None:

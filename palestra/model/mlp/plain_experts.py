@@ -56,7 +56,7 @@ class Experts:
         return y, gate_up, [*up_inner, *down_inner]
 
     def inner(self, saved: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Of each adapter's run, what it made of x, and then what it made of what was activated."""
+        """The inner products of each adapter's run: of x, and of the activated values."""
         return saved
 
     def backward(

@@ -54,7 +54,7 @@ def _choose(logits: Tensor, bias: Tensor | None, spec: ExpertsSpec, replayed: Te
 
 
 def _rank(logits: Tensor, bias: Tensor | None, spec: ExpertsSpec) -> Tensor:
-    """What experts are chosen by."""
+    """Returns the scores by which experts are chosen."""
     ranked = torch.sigmoid(logits) if spec.router == "sigmoid" else logits
     if bias is not None:
         ranked = ranked + bias
@@ -134,7 +134,7 @@ class Routing:
         return torch.stack(list(self.numbers.values()), 1)
 
     def visits(self, sequences: Sequence[NDArray[np.int64]], n_experts: int) -> Tensor:
-        """How often each expert was visited by each of the sequences, given by their rows: [sequences, layers,
+        """Counts how often each expert was visited by each of the sequences, given by their rows: [sequences, layers,
         experts]."""
         layers = torch.stack(list(self.numbers.values()))
         owners = np.repeat(np.arange(len(sequences)), [len(rows) for rows in sequences])
@@ -225,7 +225,7 @@ class Dispatch:
         return d_weights[self.places]
 
     def sum_pairs(self, values: Tensor, weights: Tensor | None = None) -> Tensor:
-        """What stands at each row's pairs, summed in the router's order: [pairs, n] to [rows, n]."""
+        """Sums what stands at each row's pairs, in the router's order: [pairs, n] to [rows, n]."""
         if self.sorted is not None and kernels.can_run(values.device, values.dtype):
             from palestra.model.kernels.experts import sum_pairs
 

@@ -68,7 +68,7 @@ def packed_shapes(form: Form, outputs: int, inputs: int) -> tuple[tuple[torch.Si
 
 @cache
 def levels(name: FormName) -> Tensor:
-    """What each code stands for: 256 numbers, or 16."""
+    """The number that each code stands for: 256 of them, or 16."""
     match name:
         case "fp8" | "int8":
             return torch.arange(256, dtype=torch.int32).to(torch.uint8).view(CODE_TYPES[name]).float()

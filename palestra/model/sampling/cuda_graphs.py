@@ -212,7 +212,8 @@ class StepGraphs:
         return recorded.hidden[: len(tokens)]
 
     def routes(self, rows: int) -> Tensor | None:
-        """Which experts the rows of the last step visited, [rows, layers with experts, experts per token]."""
+        """Returns the experts that the rows of the last step visited, [rows, layers with experts, experts per
+        token]."""
         return None if self._routes is None else self._routes[:rows]
 
     def _key(self, step: _StepArrays, rows: int) -> GraphKey | None:
@@ -256,7 +257,7 @@ class StepGraphs:
         return 2 * -(-rows // self._queries[group]) + SPARE_TILES
 
     def _spans(self, rows: int) -> int:
-        """Of recurrences: one for each sequence."""
+        """Returns the spans of recurrences: one for each sequence."""
         return min(rows, self.row_counts[-1] + SPARE_TILES)
 
     def record(self, key: GraphKey) -> None:
@@ -381,7 +382,7 @@ class _Inputs:
         return self._views[name][1]
 
     def of(self, group: int, name: str) -> Tensor:
-        """What depends on the heads in a tile."""
+        """Returns the settings that depend on the heads in a tile."""
         return self._views[_of(group, name)][1]
 
     def clear(self) -> None:

@@ -64,7 +64,7 @@ class Grammars:
         self._thread.submit(lambda: self._vocabulary)
 
     def compile(self, grammar: Grammar) -> Future[CompiledGrammar]:
-        """Its result, or a DataError that says what is wrong with it."""
+        """Compiles a grammar. Returns it, or a DataError that says what is wrong with it."""
         found = self._compiled.get(grammar)
         if found is None:
             found = self._compiled[grammar] = self._thread.submit(self._compile, grammar)
@@ -140,7 +140,7 @@ class CompiledGrammar:
         return GrammarMask(self._grammar, self._matcher.deep_copy(), self._vocabulary, stop_ids)
 
     def fill_caches(self) -> None:
-        """Those that all its sequences share."""
+        """Fills the caches that all its sequences share."""
         matcher = self._matcher.deep_copy()
         fill_next_token_bitmask(matcher, allocate_token_bitmask(1, self._vocabulary.size + 1))
         if problem := matcher.get_error():
@@ -184,8 +184,8 @@ class GrammarMask:
 
 
 def _limits(grammar: Grammar, vocab_size: int) -> LLParserLimits:
-    """For one mask, on the thread that draws for all requests. A larger vocabulary has more ways to go on. Of the
-    lexer's own work there is little: its default is some 4 ms."""
+    """Returns the limits for one mask, which is computed on the thread that draws for all requests. A larger vocabulary
+    has more ways to go on. Of the lexer's own work there is little: its default is some 4 ms."""
     is_narrow = grammar.kind is K.LARK and not grammar.is_wide
     return LLParserLimits(
         max_items_in_row=NARROW_ROW if is_narrow else WIDE_ROW,
@@ -197,7 +197,7 @@ def _limits(grammar: Grammar, vocab_size: int) -> LLParserLimits:
 
 
 def _source(grammar: Grammar) -> str:
-    """As llguidance reads it."""
+    """Returns the grammar's text as llguidance reads it."""
     match grammar.kind:
         case K.JSON_SCHEMA:
             _check_width(json.loads(grammar.text))
@@ -222,7 +222,7 @@ def _without_added(tokenizer: Tokenizer) -> LLTokenizer:
 
 
 def _check_width(schema: Any) -> None:
-    """Also of what would be reached late in an answer."""
+    """Checks the width, also of what would be reached late in an answer."""
     for one in _objects(schema):
         properties, required = one.get("properties"), one.get("required")
         if isinstance(properties, dict):
@@ -254,7 +254,7 @@ def _problem(error: BaseException) -> str:
 
 
 def _error_text(problem: str) -> str:
-    """Without llguidance's notes to itself; at its limits, with what to do."""
+    """Returns the error's text without llguidance's own notes; at its limits, with what to do."""
     problem = problem.replace("<non-verbose/>", "").strip()
     hint = next((hint for mark, hint in HINTS.items() if mark in problem), None)
     return problem if hint is None else f"{problem}; {hint}"

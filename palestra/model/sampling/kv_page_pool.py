@@ -131,7 +131,7 @@ class PagePool:
             node = self._insert(node, self._key(tokens, index), pages[index])
 
     def node_of(self, page: int) -> PageNode | None:
-        """Where a page's tokens are published."""
+        """Returns the node at which a page's tokens are published."""
         return self._live_node(page)
 
     def forget(self, version: Hashable) -> None:

@@ -82,7 +82,7 @@ class PromptScores:
     def of(
         cls, request: SampleRequest, seed: int, vocab_size: int, pictures: PlacedPictures | None = None
     ) -> PromptScores | None:
-        """None when nothing is asked."""
+        """Makes the scorer of a request. None when it asks for none."""
         wants_logprobs = request.prompt_logprobs or request.topk_prompt_logprobs or request.prompt_alt_tokens_k
         return (
             cls(request, seed, vocab_size, pictures)

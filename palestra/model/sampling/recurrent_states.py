@@ -32,7 +32,7 @@ class RecurrentStates:
             self._stacks += [matrices, inputs]
 
     def move(self, moves: Iterable[StateMove]) -> None:
-        """In their order: a target may be a later source."""
+        """Moves states in their order: a target may be a later source."""
         for source, target in moves:
             for rows in self._stacks:
                 if source is None:

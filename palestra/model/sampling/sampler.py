@@ -337,7 +337,7 @@ class Sampler:
             output.failed.append(Failed(number, e))
 
     def _begin_compiled(self, output: StepOutput) -> None:
-        """Those whose grammars are ready. A step that would have nothing to do waits for one."""
+        """Begins requests whose grammars are ready. A step that would have nothing to do waits for one."""
         if not self.scheduler.has_work and self._flight is None:
             wait(self._compiling.values(), GRAMMAR_WAIT_S, FIRST_COMPLETED)
         for number in [n for n, compiled in self._compiling.items() if compiled.done()]:
@@ -424,7 +424,7 @@ class Sampler:
             self.routing.copy(plan.copies)
 
     def _input_tokens(self, plan: StepPlan) -> Tensor:
-        """Those that are not read yet come from where they were drawn."""
+        """Returns the input tokens; those that are not read yet come from where they were drawn."""
         tokens = [s.tokens[s.computed] for s in plan.decode]
         for chunk in plan.prefill:
             tokens += chunk.seq.tokens[chunk.start : chunk.end]
@@ -461,7 +461,7 @@ class Sampler:
         return logits_of(self.decoder, hidden, self._head_plan([seq] * len(hidden)))
 
     def _head_plan(self, rows: Seq[Sequence]) -> LoraPlan:
-        """For the unembedding, which few adapters have."""
+        """Returns the LoRA plan of the unembedding, which few adapters have."""
         adapters = map(self._adapter, rows)
         runs = [(a if a is not None and UNEMBED in a.stack.layout.sites else None, 1) for a in adapters]
         return LoraPlan.of(runs, device=self.decoder.device)
@@ -661,7 +661,8 @@ def _states(decoder: Decoder, slots: StateSlots | None) -> RecurrentStates | Non
 
 
 def _step_graphs(decoder: Decoder, cache: KVCache, states: RecurrentStates | None, max_rows: int) -> StepGraphs | None:
-    """None where steps are not recorded: without kernels, and where other processes have a part of the weights."""
+    """Makes the graphs of steps. None where steps are not recorded: without kernels, and where other processes have a
+    part of the weights."""
     if decoder.device.type != "cuda" or not has_kernels(decoder.spec, decoder.device, decoder.dtype):
         return None
     if decoder.sharded is not None or decoder.tensor is not None:

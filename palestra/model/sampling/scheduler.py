@@ -159,7 +159,7 @@ class Scheduler:
         seq.tokens[-1] = token
 
     def finish(self, seq: Sequence) -> None:
-        """It has all its tokens. Its full pages stay findable; the same holds for an abort."""
+        """Finishes a sequence that has all its tokens. Its full pages stay findable; the same holds for an abort."""
         self.abort(seq)
 
     def abort(self, seq: Sequence) -> None:

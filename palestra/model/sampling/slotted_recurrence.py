@@ -86,7 +86,7 @@ def scan_step(x: Tensor, beta: Tensor, decay: Tensor, state: Tensor, spec: Recur
 
 
 def slotted_recurrence(states: RecurrentStates, plan: StepPlan) -> Recurrence:
-    """By kernels on a GPU in half precision, by torch elsewhere."""
+    """Returns the recurrence by kernels on a GPU in half precision, by torch elsewhere."""
     if kernels.can_run(states.device, states.dtype):
         from palestra.model.sampling.kernel_recurrence import SlottedKernelRecurrence
 

@@ -59,15 +59,15 @@ class StateSlots:
         return node.snapshot
 
     def positions_to_keep(self, seq: Sequence, known: int) -> tuple[int, ...]:
-        """Where a sequence that starts is to leave snapshots: at the end of its prompt, and where it leaves the first
-        `known` tokens, which others computed before it: the second one to come by pays, the third gains."""
+        """Returns where a sequence that starts is to leave snapshots: at the end of its prompt, and where it leaves the
+        first `known` tokens, which others computed before it: the second one to come by pays, the third gains."""
         last = (seq.prompt_len - 1) // self.grid * self.grid
         found = {min(known // self.grid * self.grid, last), last} if self.n_snapshots else ()
         return tuple(sorted(p for p in found if p > seq.computed))
 
     def prefill_end(self, seq: Sequence, budget: int, *, must_move: bool) -> int:
-        """How far to compute. Prompts are cut on the grid of chunks and where a snapshot is due; with `must_move` at
-        least a chunk is computed, however small the budget."""
+        """Returns how far to compute. Prompts are cut on the grid of chunks and where a snapshot is due; with
+        `must_move` at least a chunk is computed, however small the budget."""
         end = seq.computed + budget
         if seq.computed >= seq.prompt_len:
             return min(end, len(seq.tokens))

@@ -134,7 +134,7 @@ def _draw_changed(logits: Tensor, rows: Sequence[DrawRow]) -> DrawnRows:
 
 
 def _choose(model: Distributions, logits: Tensor, rows: Sequence[DrawRow]) -> DrawnRows:
-    """By chance, or the best where the temperature is 0."""
+    """Chooses by chance, or the best where the temperature is 0."""
     greedy = [p.temperature <= 0 for p in _params(rows)]
     if all(greedy):
         return _best(logits)
@@ -157,7 +157,7 @@ def _best(logits: Tensor) -> DrawnRows:
 
 
 def draw_many(logits: Tensor, temperature: float, u: Tensor) -> Tensor:
-    """For each row of logits as many tokens as `u` has columns, with replacement, without filters."""
+    """Draws for each row of logits as many tokens as `u` has columns, with replacement, without filters."""
     if temperature <= 0:
         return logits.argmax(-1, keepdim=True).expand(-1, u.shape[1])
     ends = torch.softmax(logits / max(temperature, COLDEST), -1).double().cumsum(-1)
@@ -209,7 +209,7 @@ def _column(like: Tensor, values: Sequence[float]) -> Tensor:
 
 
 def _temperatures(rows: Sequence[DrawRow]) -> list[float]:
-    """What log-probabilities are reported at: 1 where the draw is greedy."""
+    """Returns the temperatures of reported log-probabilities: 1 where the draw is greedy."""
     return [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
 
 

@@ -60,7 +60,7 @@ class GradientTree:
         return cls(adapter, shards, earlier)
 
     def enter(self, shard: int) -> None:
-        """Before a micro-batch of this shard."""
+        """Enters this shard, before one of its micro-batches."""
         place = tree_place(shard, self.shards)
         if self._place is not None and place != self._place:
             self._waiting.append(_Node(self._place, _take(self.adapter, "partial")))

@@ -118,7 +118,7 @@ class _Head:
             self.logprobs[index] = self._rows(index, plan)[0].logprobs(self.targets[index])
 
     def read(self, values: Tensor) -> Tensor:
-        """What stands at the rows, for each position."""
+        """Returns what stands at the rows, for each position."""
         return values if self.readers is None else self.readers.spread(values)
 
     def forward_backward(self, active: NDArray[np.bool_], losses: list[LossRun]) -> None:

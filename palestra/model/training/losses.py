@@ -164,7 +164,7 @@ LOSSES: dict[str, Loss] = {
 
 
 def datum_metrics(loss: Loss, lp: NDArray, inputs: Mapping[str, NDArray], config: Config) -> dict[str, float]:
-    """What one datum reports besides its loss; names end in how they combine."""
+    """Returns what one datum reports besides its loss; names end in how they combine."""
     active = inputs[loss.gate] != 0
     found = {"positions:sum": float(active.sum())}
     if "logprobs" in inputs:

@@ -92,7 +92,7 @@ def _check(params: AdamParams) -> None:
 
 
 def _clip_share(params: AdamParams, norm: float) -> float:
-    """What clipping leaves of a gradient; torch's clip_grad_norm_ has the same 1e-6."""
+    """Returns the share of a gradient that clipping leaves; torch's clip_grad_norm_ has the same 1e-6."""
     return params.grad_clip_norm / (norm + 1e-6) if 0 < params.grad_clip_norm < norm else 1.0
 
 

@@ -58,7 +58,7 @@ class PrefixTrees:
         return np.array_equal(self.readers, np.arange(self.rows))
 
     def of_rows(self, parts: Sequence[NDArray]) -> NDArray:
-        """For each row what stands at its place in the data, where all its readers have the same."""
+        """Returns for each row what stands at its place in the data; all its readers have the same there."""
         joined = np.concatenate(parts)
         if self.is_plain:
             return joined
@@ -67,7 +67,7 @@ class PrefixTrees:
         return joined[first]
 
     def branches(self) -> Branches | None:
-        """How rows see each other; None where nothing is shared."""
+        """Returns how rows see each other; None where nothing is shared."""
         if self.rows == len(self.readers):
             return None
         positions, ends = np.empty(self.rows, np.int64), np.empty(self.rows, np.int64)
@@ -120,7 +120,8 @@ def _sharing(data: Sequence[Prepared], numbers: Sequence[int]) -> list[list[tupl
 
 
 def shared_length(a: Prepared, b: Prepared) -> int:
-    """How many tokens both begin with, and the experts that these have to visit; 0 if it is not worth sharing."""
+    """Returns how many tokens both begin with, and the experts that these have to visit; 0 if it is not worth
+    sharing."""
     n = min(len(a.tokens), len(b.tokens))
     same = a.tokens[:n] == b.tokens[:n]
     if a.routing is not None and b.routing is not None:
@@ -146,8 +147,8 @@ class PlannedBatch:
 
 
 def plan_micro_batches(data: Sequence[Prepared], row_budget: int, *, share: bool = True) -> list[PlannedBatch]:
-    """By width, then adapter, then length, up to the budget; data that share a prefix stay together as far as it
-    goes, and those of long sequences a little further (`BEYOND`)."""
+    """Plans micro-batches by width, then adapter, then length, up to the budget; data that share a prefix stay together
+    as far as it goes, and those of long sequences a little further (`BEYOND`)."""
     first_seen: dict[int, int] = {}
     for datum in data:
         first_seen.setdefault(id(datum.adapter), len(first_seen))

@@ -155,7 +155,7 @@ def decode_routing(routing: RoutedExperts, rows: int, spec: ModelSpec) -> NDArra
 def _tokens(
     datum: Datum, spec: ModelSpec, pictures: Mapping[str, Picture]
 ) -> tuple[NDArray[np.int64], PlacedPictures | None]:
-    """With ids of rows where pictures stand."""
+    """Returns the tokens, with ids of rows where pictures stand."""
     found: list[int] = []
     images: list[PlacedImage] = []
     for chunk in datum.chunks:
@@ -177,7 +177,7 @@ def _tokens(
 
 
 def _check_targets(data: Prepared) -> None:
-    """Nothing predicts a row of a picture."""
+    """Checks that no position predicts a row of a picture."""
     odd = np.flatnonzero((data.tokens[1:] < 0) & data.active[:-1])
     if len(odd):
         raise DataError(
@@ -187,7 +187,7 @@ def _check_targets(data: Prepared) -> None:
 
 
 def _without_ignored(targets: NDArray, inputs: Mapping[str, NDArray]) -> NDArray:
-    """With id 0 in place of IGNORED: what does not count may be any token, and nothing may index by -100."""
+    """Returns targets with id 0 in place of IGNORED: what does not count may be any token, but -100 is no index."""
     ignored = targets == IGNORED
     if not ignored.any():
         return targets

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def router_metrics(visits: Sequence[NDArray[np.int64] | None]) -> dict[str, float]:
-    """From each datum's visits, [layers with experts, experts]; nothing for models without experts.
+    """Returns metrics of each datum's visits, [layers with experts, experts]; nothing for models without experts.
 
     A violation is how far the most (or least) visited expert is from an even share, in such shares.
     """

@@ -44,7 +44,7 @@ class PictureRows:
         return hidden.index_copy(0, self.places, self.features.to(hidden.dtype))
 
     def add_behind(self, layer: int, update: Tensor) -> Tensor:
-        """What a layer adds to the residual stream, with what pictures add behind it."""
+        """Returns what a layer adds to the residual stream, with what pictures add behind it."""
         if layer >= len(self.deepstack):
             return update
         return update.index_add(0, self.places, self.deepstack[layer].to(update.dtype))
@@ -175,7 +175,7 @@ class BatchPictures:
         return self._first[picture.digest]
 
     def rows(self, index: NDArray[np.int64], store: FeatureStore, device: torch.device) -> PictureRows | None:
-        """For the decoder; None where all rows are text."""
+        """Returns the rows of pictures for the decoder; None where all rows are text."""
         places = np.flatnonzero(index >= 0)
         if not len(places):
             return None

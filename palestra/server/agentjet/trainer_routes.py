@@ -41,7 +41,7 @@ Admin = Annotated[Caller, Depends(_admin)]
 
 @engine_router.get("/get_engine_status", responses=answer_of(t.EngineState))
 async def get_engine_status(engine: EngineNow, caller: Looker) -> Response:
-    """What the trainer is doing."""
+    """Returns what the trainer is doing."""
     status = engine.status(caller.owner)
     return json_response(t.EngineState(engine_status=status, detail=engine.detail(caller.owner)))
 

@@ -26,7 +26,7 @@ SHORT_BYTES = 1 << 16  # keys in a text of this size are found in some milliseco
 
 class Masking:
     def __init__(self, patterns: Sequence[str] = (), limit_s: float = LIMIT_S):
-        """What is not masked after `limit_s` is masked as a whole."""
+        """`limit_s`: texts that are not masked by then are blacked out as a whole."""
         self._patterns = tuple(patterns)
         self._keys = Mask()
         self._child = AnsweringChild(CHILD, msgspec.json.encode(Orders(limit_s, self._patterns)))

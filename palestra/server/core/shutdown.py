@@ -16,5 +16,6 @@ class Shutdown:
 
     @property
     def poll_hold_s(self) -> float:
-        """How long a poll may wait for a result. One that was answered because the server stops comes again at once."""
+        """Seconds that a poll may wait for a result. One that was answered because the server stops comes again at
+        once."""
         return 0.0 if self.has_begun else self._poll_hold_s

@@ -104,7 +104,7 @@ async def _spawned(arguments: Sequence[str], log_file: Path, key: str | None) ->
 
 
 def _revoke_leftovers(conn: Connection) -> None:
-    """Those of a server that was killed."""
+    """Revokes keys that a killed server left."""
     for key in list_keys(conn):
         if key.name.startswith(KEY_NAME):
             revoke_key(conn, key.key_id, now=time.time())

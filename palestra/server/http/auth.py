@@ -54,7 +54,7 @@ class Authenticator:
         return caller
 
     async def admit_player(self, connection: HTTPConnection, *, rights: tuple[Rights, ...]) -> Caller:
-        """Also accepts the key of an attempt."""
+        """Admits a player, also with the key of an attempt."""
         return as_player(await self.admit(connection, rights=(*rights, Rights.EPISODE)))
 
     def check_origin(self, headers: Mapping[str, str]) -> None:

@@ -74,7 +74,7 @@ class ServerAccess:
         return await self.admit(connection, rights=rights)
 
     async def _identify(self, connection: HTTPConnection) -> Caller:
-        """By the cookie if it is good; else by a key as for the API, or by the rule where none is needed."""
+        """Identifies a visitor by a good cookie, else by a key as for the API, or by the rule where none is needed."""
         cookie = read_cookie(connection.headers, self.cookie_name)
         caller = await self._by_cookie(cookie) if cookie else None
         return caller or await self._authenticator.admit(connection, rights=LOOKERS)

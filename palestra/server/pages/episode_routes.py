@@ -70,7 +70,7 @@ async def cancel(request: Request, episodes: EpisodesNow, caller: TrainerNow, fo
 
 @pages.get("/episodes/{episode_id}")
 async def episode_page(request: Request, episodes: EpisodesNow, caller: TrainerNow, episode_id: str) -> HTMLResponse:
-    """From the timeline, in which secrets are masked."""
+    """Shows an episode from its timeline, in which secrets are masked."""
     timeline = msgspec.json.decode(await episodes.timelines.of(caller.owner, episode_id), type=EpisodeTimeline)
     calls = timeline.attempts[-1].calls if timeline.attempts else []
     said = [message for call in calls for message in (*call.messages, *call.answers)]

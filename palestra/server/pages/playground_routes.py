@@ -74,7 +74,7 @@ def opening_of(messages: Sequence[JsonObject]) -> Opening:
 
 @api.get("/playground/models")
 async def list_playground_models(request: Request, caller: TrainerNow) -> Response:
-    """What the caller can talk to: base models, aliases such as `policy`, and checkpoints for sampling, newest
+    """Lists what the caller can talk to: base models, aliases such as `policy`, and checkpoints for sampling, newest
     first."""
     return json_response(await offered_models(request, caller))
 
@@ -90,7 +90,8 @@ async def playground_page(
     step: int = 0,
     id: str = "",  # noqa: A002
 ) -> HTMLResponse:
-    """With a `run`, a `step` and an `id`, the prompt of that rollout is filled in, for those who may see runs."""
+    """Shows the playground. A `run`, a `step` and an `id` fill in the prompt of that rollout, for callers who may see
+    runs."""
     models = await offered_models(request, caller)
     opening = Opening()
     if run:
@@ -151,7 +152,7 @@ async def known_checkpoints(request: Request, caller: Caller) -> dict[str, Check
 
 
 def token_limits(lengths: Sequence[Sequence[int]]) -> list[list[int]]:
-    """How many tokens of each answer of each turn are shown. In a long trace the newest turns have theirs."""
+    """Returns how many tokens of each answer of each turn are shown. In a long trace the newest turns have theirs."""
     left, limits = MAX_PAGE_TOKENS, []
     for turn in reversed(lengths):
         limits.append([])

@@ -81,6 +81,6 @@ async def _models(request: Request, caller: Caller, run: str, again: PlayAgain) 
 
 
 def _own_address(request: Request) -> str:
-    """Where this server listens, whatever stands before it."""
+    """Returns the address at which this server itself listens, without its proxy."""
     host, port = request.scope["server"]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

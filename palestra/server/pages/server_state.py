@@ -240,7 +240,7 @@ def _with_figures(plain: EngineActivity, activity: Activity, now: ServerReading)
         return int(reading.values.get(field, 0))
 
     def mean(total: str, count: str) -> float | None:
-        """How large batches were."""
+        """Returns the mean size of batches."""
         if earlier is None:
             return None
         batches = rate(earlier, now, plain.name, count)

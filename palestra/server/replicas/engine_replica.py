@@ -138,7 +138,7 @@ class EngineReplica(Replica):
     # What it says
 
     def greet(self, hello: Hello) -> None:
-        """It is up, and another process than before, or one that has forgotten its samples."""
+        """Greets a replica that is up and is a new process, or has forgotten its samples."""
         self.lose(f"{self.where} was started again")
         self.adapters.meet(hello.placed)
         self.is_up, self.trouble, self._is_leaving, self.queued = True, "", False, 0
@@ -187,7 +187,7 @@ class EngineReplica(Replica):
             self._send(Stop())
 
     def lose(self, why: str) -> None:
-        """It has ended, or does not answer: what it had goes elsewhere."""
+        """Gives up on a replica that has ended or does not answer: its samples go elsewhere."""
         was_up, self.is_up, self.trouble = self.is_up, False, why
         self._break_off(why)
         if was_up:

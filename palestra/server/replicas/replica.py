@@ -29,7 +29,7 @@ class Replica(ABC):
     @property
     @abstractmethod
     def where(self) -> str:
-        """Its name or address, for messages."""
+        """The replica's name or address, for messages."""
 
     @property
     def is_free(self) -> bool:

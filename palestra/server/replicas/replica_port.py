@@ -188,7 +188,7 @@ class ReplicaPort:
                 self.part_from(replica, f"the key that {replica.where} joined with is no longer valid")
 
     def part_from(self, replica: RemoteReplica, why: str) -> None:
-        """It has left or is lost; what it had goes elsewhere."""
+        """Parts from a replica that has left or is lost; its samples go elsewhere."""
         replica.watchdog.on_exit()
         known = self._replicas.pop(replica.worker_id, None)
         if known is not None:

@@ -87,7 +87,7 @@ class PalestraResolver(LoRAResolver):
         return False
 
     def _fetch_from(self, url: str, digest: str) -> None:
-        """What does not match its digest is fetched again."""
+        """Fetches a file, again if it does not match its digest."""
         for _ in range(MAX_TRIES):
             with tempfile.TemporaryDirectory(dir=self._folder) as folder:
                 file = Path(folder) / "adapter_model.safetensors"

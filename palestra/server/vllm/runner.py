@@ -32,7 +32,7 @@ PREFIX_BYTES = 4
 
 
 def refuse_unserved(card: ModelCard, lora: LoraConfig) -> None:
-    """When the model is made: later, its adapters could be trained but never sampled."""
+    """Refuses a model when it is made: later, its adapters could be trained but never sampled."""
     for what in card.lora_beyond_dense:
         option, words = UNSERVED[what]
         if getattr(lora, option):

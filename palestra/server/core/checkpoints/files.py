@@ -71,7 +71,7 @@ class CheckpointFiles:
         write_wait_s: float = 0.0,
         storage: CheckpointStorage | None = None,
     ):
-        """With a `storage`, the root is a cache of what is there. `max_bytes`: how many bytes an owner may keep; None:
+        """`storage`: the root is a cache of what is there. `max_bytes`: how many bytes an owner may keep; None:
         any number."""
         self._store, self.root, self._keep_deleted_s = store, root, keep_deleted_s
         self.max_bytes, self._write_wait_s, self.storage = max_bytes, write_wait_s, storage

@@ -54,7 +54,7 @@ def _data(rest: str) -> bytes:
 
 
 def _host(url: str) -> str:
-    """With its port, where the URL names one."""
+    """Returns the host, with its port where the URL names one."""
     try:
         return urlsplit(url).netloc.rpartition("@")[2].lower()
     except ValueError:

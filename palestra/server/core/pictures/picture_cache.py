@@ -27,7 +27,7 @@ class PictureCache:
         self._lock = threading.Lock()  # protects the two above, and which files there are
 
     def keep(self, pictures: Iterable[Picture]) -> None:
-        """They are on disk when this returns. For a thread: it writes files."""
+        """Keeps pictures, which are on disk when this returns. It writes files, so call it in a thread."""
         with self._lock:
             sizes = self._known()
             for picture in pictures:
@@ -40,7 +40,7 @@ class PictureCache:
                 self._file(digest).unlink(missing_ok=True)
 
     def find(self, digest: str) -> Picture | None:
-        """For a thread. None: it was never kept, or was deleted."""
+        """Finds a picture; call it in a thread. None: it was never kept, or was deleted."""
         with self._lock:
             sizes = self._known()
             if digest not in sizes:

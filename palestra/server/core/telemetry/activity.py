@@ -102,7 +102,7 @@ class Activity:
 
 
 def rate(old: ServerReading, new: ServerReading, engine: str, field: str) -> float:
-    """How much a count has grown each second between two readings."""
+    """Returns how much a count has grown each second between two readings."""
     before, after = (one.engines.get(engine, EngineReading()).values.get(field, 0.0) for one in (old, new))
     return max(0.0, after - before) / max(1e-3, new.at - old.at)
 

@@ -38,7 +38,7 @@ class _Record:
         return len(self.routing.data) // max(1, self.routing.shape[0])
 
     def rows(self, span: ProvenanceSpan) -> bytes:
-        """Those of a span; its last ones may be missing, since the last sampled token was never an input."""
+        """Returns the rows of a span; its last ones may be missing, since the last sampled token was never an input."""
         first = span.offset + (self.n_prompt if span.is_sampled else 0)
         return self.routing.data[first * self.row_bytes : (first + span.length) * self.row_bytes]
 

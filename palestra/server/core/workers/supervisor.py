@@ -67,7 +67,7 @@ class WorkerError(Exception):
 
 
 def known_facts(folder: Path) -> JsonObject | None:
-    """What is known of the worker that was started last with this folder; None: it has ended in order."""
+    """Returns what is known of the worker that was started last with this folder; None: it has ended in order."""
     try:
         return json.loads((folder / FACTS_FILE).read_text())
     except (OSError, ValueError):
@@ -139,7 +139,7 @@ class WorkerSupervisor:
 
     @property
     def _plain_config(self) -> JsonObject:
-        """As it is read from a file: lists in place of tuples."""
+        """Returns the config as it is read from a file: lists in place of tuples."""
         return msgspec.json.decode(msgspec.json.encode(self.config))
 
     @property

@@ -35,17 +35,17 @@ class RunningWorker(Protocol):
 
     @property
     def where(self) -> str:
-        """Its machine, for logs; empty: this one."""
+        """The worker's machine, for logs; empty: this one."""
         ...
 
     @property
     def facts(self) -> JsonObject:
-        """By which the next server finds it."""
+        """Facts by which the next server finds the worker."""
         ...
 
     @property
     def returncode(self) -> int | None:
-        """None: it runs, or how it ended is not known."""
+        """The exit code. None: the worker runs, or how it ended is not known."""
         ...
 
     async def wait(self) -> None:

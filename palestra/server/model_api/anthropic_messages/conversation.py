@@ -159,7 +159,7 @@ def _simplest(parts: list[JsonObject]) -> Content:
 
 
 def _url(block: Block, where: str) -> str:
-    """Where a picture is; its own bytes are a data: URL."""
+    """Returns the URL of a picture; its own bytes are a data: URL."""
     match block.get("source"):
         case {"type": "base64", "media_type": str(kind), "data": str(data)}:
             return f"data:{kind};base64,{data}"

@@ -33,7 +33,7 @@ class SeenPictures:
     """What stands for them in the text of messages, by the same places."""
 
     def placed(self, tokenizer: ChatTokenizer, ids: Sequence[int]) -> tuple[PlacedImage, ...]:
-        """Where they are in a prompt."""
+        """Returns the places of pictures in a prompt."""
         if not self.found:
             return ()
         assert tokenizer.pictures is not None
@@ -71,7 +71,7 @@ async def see(
 
 
 def _place(messages: Sequence[JsonObject], name: str) -> str:
-    """Where a part stood in the request, by its name among files."""
+    """Returns the place of a part in the request, by its name among files."""
     found = re.fullmatch(r"messages\[(\d+)\]\.content\[(\d+)\]", name)
     part = {} if found is None else messages[int(found[1])]["content"][int(found[2])]
     return str(part.get(PLACE) or name or "messages")
