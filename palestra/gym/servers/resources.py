@@ -215,6 +215,8 @@ TOLERANCE = 1e-5  # NeMo RL's, between a reward and the sum of its components
 
 
 class Verdict(Struct, frozen=True):
+    """What `verify` returns about a rollout: a reward, and what else is to be kept."""
+
     reward: float
     extra: JsonMapping = field(default_factory=dict)
     """Further fields of the row; numbers and booleans are included in the metrics."""
@@ -259,5 +261,6 @@ def verified(row: JsonMapping, names: list[str], verdict: Verdict) -> JsonObject
 
 
 def unjudged(row: JsonMapping, error: JudgeError) -> JsonObject:
+    """Returns the row of a rollout whose judge failed, so that it can be judged again."""
     failure = RowFailure.of(FailureClass.JUDGE_FAILED, str(error))
     return {**row, REWARD: 0.0, **failure.fields(), JUDGE_WORDS: str(error)}
