@@ -51,6 +51,7 @@ for _name, _place in {
     register(_name, f"palestra.environments.benchmarks.{_place}")
 register("answers", "palestra.environments.bundled.answers:Answers")
 register("arithmetic", "palestra.environments.bundled.arithmetic:Arithmetic")
+register("drawings", "palestra.environments.bundled.drawings.environment:Drawings")
 register("fleet_task", "palestra.environments.fleet:FleetTaskEnv")
 register("fleet", "palestra.environments.fleet:FleetTaskEnv")  # the short name, for configs
 register("prompts", "palestra.environments.bundled.prompts:Prompts")

@@ -1,0 +1,1 @@
+"""Pictures that are drawn for a task, and questions about them. Begin at `environment`."""
