@@ -12,16 +12,16 @@ from palestra.types.timelines import AttemptTimeline, EpisodeTimeline
 
 class AgentEnding(StrEnum):
     DONE = "done"
-    """It ended by itself and changed something."""
+    """The agent ended by itself and changed something."""
     TIMEOUT = "timeout"
     CRASH = "crash"
-    """It ended with another status than 0, or with its sandbox."""
+    """The agent ended with another status than 0, or with its sandbox."""
     REFUSAL = "refusal"
-    """It ended by itself; the model called no tool, and nothing was changed."""
+    """The agent ended by itself; the model called no tool, and nothing was changed."""
     EMPTY_PATCH = "empty_patch"
-    """It ended by itself, and nothing was changed."""
+    """The agent ended by itself, and nothing was changed."""
     SILENT = "silent"
-    """It called no model: there is nothing to learn from, and it may be set up wrongly."""
+    """The agent called no model: there is nothing to learn from, and it may be set up wrongly."""
 
     def worth(self, config: AgentConfig) -> Worth:
         match self:
@@ -44,13 +44,13 @@ class AgentRun:
     """What is known of an agent that has ended."""
 
     status: int
-    """Its exit status; -1 if its sandbox ended."""
+    """The agent's exit status; -1 if its sandbox ended."""
     is_late: bool
     seconds: float
     patch: str | None
     """What it changed; None: its sandbox has ended, or its files cannot be read."""
     calls: AttemptTimeline | None
-    """Its model calls and tools; None: this player's key does not let it read them."""
+    """The agent's model calls and tools; None: this player's key does not let it read them."""
 
     @property
     def ending(self) -> AgentEnding:

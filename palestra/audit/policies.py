@@ -45,7 +45,7 @@ class Moment(Struct, frozen=True):
     turn: int
     messages: Sequence[Message]
     tools: Sequence[JsonObject]
-    """In OpenAI's format; empty if the environment does not say which it has."""
+    """Tools in OpenAI's format; empty if the environment does not name its tools."""
     rng: random.Random
 
 

@@ -43,13 +43,13 @@ class SeenMessages:
     """Messages whose pictures were read."""
 
     messages: list[JsonObject]
-    """With marks in place of pictures, for a template."""
+    """The messages with marks in place of pictures, for a template."""
     files: list[PictureFile] = field(default_factory=list)
-    """In the order of the messages."""
+    """The files in the order of the messages."""
     marks: list[PictureMark] = field(default_factory=list)
     """What stands for each of them."""
     shown: list[JsonObject] = field(default_factory=list)
-    """With URLs that name files by their digests, for records."""
+    """The messages with URLs that name files by their digests, for records."""
 
     def placed(self, tokens: PictureTokens | None, ids: Sequence[int], offset: int = 0) -> list[PromptPicture]:
         """Finds the pictures among these ids, which begin at `offset` of the conversation. Raises ChatError."""

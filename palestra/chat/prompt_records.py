@@ -14,7 +14,7 @@ from palestra.util.json_types import JsonMapping
 
 class HistoryMatch(StrEnum):
     NEW = "new"
-    """There is no assistant message in it yet."""
+    """The conversation has no assistant message yet."""
     CONTINUED = "continued"
     """All assistant messages in it were sampled here."""
     BRANCHED = "branched"
@@ -46,7 +46,7 @@ class PromptRequest:
     """A request, with everything that its prompt depends on. `content` of messages is text."""
 
     scope: tuple[str, ...]
-    """Whose conversations these are, the owner first: those of other scopes are never matched."""
+    """The scope of conversations, the owner first: those of other scopes are never matched."""
     messages: Sequence[Message]
     tools: Sequence[JsonMapping] | None = None
     template_kwargs: JsonMapping = field(default_factory=dict)
@@ -121,7 +121,7 @@ class CachedTurn:
     thoughts: Mapping[int, str]
     """Reasoning up to and including this turn, by index of the message; unknown reasoning is missing."""
     begun: int = 0
-    """As in its prompt."""
+    """The same as of the prompt."""
     is_open: bool = False
     """Whether its length ended it, and the client has received all that was sampled."""
     drift: bool = False

@@ -55,7 +55,7 @@ class ItemError(ChatError):
 class LocatedMessage(NamedTuple):
     message: JsonObject
     place: FieldPath
-    """Where in the request it came from; if from several items, the first."""
+    """Place in the request; of several items, the first."""
 
 
 @dataclass(slots=True)

@@ -47,7 +47,7 @@ class Gpu:
 class Torch:
     version: str
     build: str
-    """For example cpu, cuda 13.0, rocm 6.4."""
+    """The build, such as cpu, cuda 13.0 or rocm 6.4."""
     threads: int
     cpu_kernels: str
     """The instruction set torch chose, e.g. AVX512."""

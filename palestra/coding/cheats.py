@@ -48,7 +48,7 @@ END
         done
     """,
 }
-"""By what they do."""
+"""Cheats by what they do."""
 
 WRECKS = {
     "removing everything": "rm -rf ./*",

@@ -21,7 +21,7 @@ from palestra.util.atomic_files import whole_folder
 RUNNER = "python3 -m pytest -rA -p no:cacheprovider"
 DOCKERFILE = "FROM python:3.12\nWORKDIR /app\nCOPY repository/ .\n"
 IMAGE_WORKDIR = "/testbed"
-"""Where images of SWE-bench and SWE-smith have the repository."""
+"""The repository's folder in images of SWE-bench and SWE-smith."""
 TEST_SCRIPT = """#!/bin/bash
 # Fresh copies of the tests replace those of the working folder; then every test that should pass must.
 cp -r /tests/files/. .

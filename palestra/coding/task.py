@@ -96,7 +96,7 @@ class CodingTask:
     folder: Path
     instruction: str
     workdir: str = "/app"
-    """Where the agent works, and what the verifier gets of its work."""
+    """Folder in which the agent works, and of which the verifier gets a copy."""
     steps: tuple[TaskFile | RunStep, ...] = ()
     """What makes the environment, in order."""
     env: Mapping[str, str] = field(default_factory=dict)

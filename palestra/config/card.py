@@ -15,7 +15,7 @@ class DataSource(Config):
     license: str | None = None
     """Its licence, best as an SPDX id such as apache-2.0."""
     url: str | None = None
-    """Where it is found."""
+    """Where the data can be found."""
 
 
 class CardConfig(Config):

@@ -50,7 +50,7 @@ class Conversation:
         self._system: list[Message] = [{"role": "system", "content": system}] if system is not None else own
         self.messages: list[Message] = [*self._system]
         self._starts: list[int] = []
-        """Where each thing that the person said is in the messages."""
+        """Place in the messages of each thing that the person said."""
 
     @property
     def question(self) -> list[Message]:

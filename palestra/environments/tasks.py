@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True):
     """The file and the line, for messages."""
     content: JsonMapping
     folder: Path = Path()
-    """Where paths of pictures begin."""
+    """Folder from which paths of pictures are read."""
 
 
 def read_tasks(file: Path, environment: str) -> list[Task]:
@@ -72,7 +72,7 @@ class TaskReader:
     def __init__(self, environment: str) -> None:
         self._environment = environment
         self._seen: dict[str, str] = {}
-        """Where the ids are."""
+        """The line of each id."""
         self._env_class: str | None = None
 
     def read(self, row: Row) -> Task:

@@ -39,8 +39,8 @@ class EndpointOpponent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     base_url: str
     model: str
-    """Its name there; at a server of ours also a checkpoint, `tinker://…/sampler_weights/…`, or the alias of a run,
-    which is its newest weights."""
+    """The model's name at the endpoint; at a server of ours also a checkpoint, `tinker://…/sampler_weights/…`, or the
+    alias of a run, which is its newest weights."""
     api_key_var: str = ""
     """Variable of the environment that has its key."""
     temperature: float = 1.0

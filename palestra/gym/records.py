@@ -28,7 +28,7 @@ class ServerKind(StrEnum):
 
 class Isolation(StrEnum):
     SHARED = "shared"
-    """In one process with the other shared ones; they call each other without HTTP."""
+    """Shares a process with other servers; they call each other without HTTP."""
     PROCESS = "process"
 
 

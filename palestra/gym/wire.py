@@ -29,9 +29,9 @@ class GymRequest(Struct, kw_only=True):
     cookies: Cookies = NO_COOKIES
     """All cookies that the caller sent: agents pass them on."""
     session_id: str = ""
-    """From this server's own cookie, or new. Set by the server's endpoint."""
+    """The session of this server's own cookie, or a new one. Set by the server's endpoint."""
     rollout_id: str | None = None
-    """From the path's prefix."""
+    """The rollout in the path's prefix."""
     captures_tokens: bool = False
     """Whether the prefix continued with `/training-token-capture`."""
     headers: Mapping[str, str] = NO_HEADERS

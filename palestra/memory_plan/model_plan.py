@@ -55,7 +55,7 @@ class MemoryPlan:
     memory_bytes: int
     fits: bool
     settings: list[str]
-    """With which `palestra serve` uses so much."""
+    """Settings with which `palestra serve` uses so much."""
 
 
 def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> MemoryPlan:

@@ -95,7 +95,7 @@ class Evaluated(NamedTuple):
     step: int
     success: float
     error: float
-    """Its standard error; NaN if it is not known."""
+    """The standard error; NaN if it is not known."""
 
 
 def evaluations(curves: Curves) -> list[Evaluated]:

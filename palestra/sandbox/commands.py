@@ -33,7 +33,7 @@ exec tar -c -- "$@"
 NO_FILE = 'echo "$1: not a regular file" >&2; exit 1;'
 READ = f'if [ -e "$1" ] && [ ! -f "$1" ]; then {NO_FILE} fi; exec head -c "$2" -- "$1"'
 WRITE = f'if [ -e "$1" ] && [ ! -f "$1" ]; then {NO_FILE} fi; mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
-"""Not from or to a pipe or a terminal, which would wait for a process inside."""
+"""Reads and writes of files only: a pipe or a terminal would wait for a process inside."""
 MARK = "PALESTRA_COMMAND"
 """The variable by which a command, and what it started, is found where its process is not ours."""
 KILL_MARKED = """

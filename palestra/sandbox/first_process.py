@@ -15,7 +15,7 @@ import platform
 import struct
 
 PATH = "/.first-process"
-"""Where it lies inside."""
+"""Path of the program inside the sandbox."""
 PROGRAMS = {
     "aarch64": """
         80 00 80 d2  mov x0, #4            // prctl(PR_SET_DUMPABLE, 0)
@@ -76,7 +76,7 @@ PROGRAMS = {
         0f 05                 syscall
     """,
 }
-"""By machine: each instruction's bytes, and its name, two spaces apart."""
+"""Each instruction's bytes and its name, two spaces apart, by machine."""
 DATA = struct.pack("<4Q", 1, 0, 0, 0) + b"\n"
 """What stands behind the instructions: the action SIG_IGN, and the line that is said."""
 ELF_MACHINES = {"aarch64": 183, "x86_64": 62}

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
 STDOUT, STDERR = 1, 2
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where commands are found, unless PATH is set."""
+"""PATH of commands, unless one is set."""
 HOME = "/home/agent"
 OWN_FOLDERS = (HOME, "/tmp", "/dev/shm")
 """Folders that every sandbox of this machine has for itself, in place of the machine's."""
@@ -78,7 +78,7 @@ class SandboxSpec:
     host: str | None = None
     """The machine, for backends that reach another: `[user@]name` for ssh, a node's address for ray (None: any)."""
     workdir: str = "/work"
-    """Where commands run; writable, and what `snapshot` keeps."""
+    """Folder in which commands run; writable, and kept by `snapshot`."""
     writable: tuple[str, ...] = ()
     """Further folders that can be written, such as `/tests`; they begin empty. With ssh, the machine says what is."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -104,13 +104,13 @@ class ExecResult:
     """The result of a command."""
 
     status: int
-    """Its exit status; 128 and the signal's number where a signal ended it."""
+    """The exit status; 128 and the signal's number if a signal ended the command."""
     stdout: bytes
     stderr: bytes
     is_late: bool = False
     """The command took longer than its limit and was killed."""
     is_truncated: bool = False
-    """There was more output than is kept."""
+    """Whether there was more output than is kept."""
 
     @property
     def text(self) -> str:

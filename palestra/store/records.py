@@ -17,9 +17,9 @@ T = TypeVar("T")
 class SessionStatus(StrEnum):
     ACTIVE = "active"
     FINISHED = "finished"
-    """Its client has said that it is finished."""
+    """The client has said that the session is finished."""
     EXPIRED = "expired"
-    """There was no heartbeat for too long."""
+    """The session had no heartbeat for too long."""
 
 
 class SessionRow(Struct, frozen=True, kw_only=True):
@@ -240,11 +240,11 @@ class Key(Struct, frozen=True, kw_only=True):
     last_used_at: float | None = None
     """Within 15 seconds."""
     expires_at: float | None = None
-    """When it ends by itself; None: never."""
+    """Time at which the key ends by itself; None: never."""
     old_hash: str | None = None
     """Hash of the text that it had before it was rotated the last time."""
     old_until: float | None = None
-    """Until when that text is good, too."""
+    """Time until which the old text is good, too."""
 
     def is_valid(self, now: float) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
@@ -309,7 +309,7 @@ class UsageKey(Struct, frozen=True):
     """What usage is counted by."""
 
     day: str
-    """As 2026-11-17, by UTC."""
+    """Day by UTC, such as 2026-11-17."""
     owner: str
     run: str
     """The model that was trained or sampled; empty for a base model."""

@@ -44,18 +44,18 @@ class MemberStatus(StrEnum):
     """The state of a sweep's run."""
 
     WAITING = "waiting"
-    """It has not begun."""
+    """The run has not begun."""
     RUNNING = "running"
     DONE = "done"
     STOPPED = "stopped"
-    """It has ended before its last step, by an early stop or because it was asked to stop."""
+    """The run has ended before its last step, by an early stop or because it was asked to stop."""
     PRUNED = "pruned"
     """The sweep has ended it, because others were better."""
     FAILED = "failed"
     PAUSED = "paused"
-    """It was compared, and makes room for runs that wait until all were."""
+    """The run was compared, and makes room for runs that wait until all were."""
     CUT = "cut"
-    """It is about to go on, or the sweep was interrupted; resumed, it goes on with this run."""
+    """The run is about to go on, or the sweep was interrupted; resumed, it goes on with this run."""
 
     @property
     def is_over(self) -> bool:
@@ -69,7 +69,7 @@ class PlannedMember(Struct, frozen=True):
     settings: Setting
     """What it differs in, by dotted keys."""
     config: JsonObject
-    """Its whole config."""
+    """The run's whole config."""
 
 
 class SweepPlan(Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ SHARED = ("server", "runs", "model.name", "model.device", "model.weights")
 """Keys that all runs of a sweep have in common, since they share a server and a folder."""
 
 TRAINING_METRICS = {"sft": "loss/mean", "dpo": "dpo/accuracy"}
-"""By the kind of run; others have a reward."""
+"""Metrics by the kind of run; all other kinds have a reward."""
 
 
 def plan_sweep(sweep: SweepConfig, files: Sequence[str | Path], overrides: Sequence[str] = ()) -> SweepPlan:

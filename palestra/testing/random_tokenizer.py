@@ -43,7 +43,7 @@ class TokenizerIds:
     end_of_text: int
     turn_end: int
     image: ImageTokenIds | None = None
-    """Those of models that see."""
+    """Tokens of models that see."""
 
 
 def corpus() -> str:

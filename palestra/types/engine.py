@@ -34,7 +34,7 @@ class Pass(Struct, frozen=True, kw_only=True, tag="pass"):
     config: dict[str, float | str] = {}
     forward_only: bool = False
     pictures: tuple[Picture, ...] = ()
-    """Those that the data name, each once."""
+    """The pictures that the data name, each once."""
 
 
 class OptimStep(Struct, frozen=True, kw_only=True, tag="optim_step"):
@@ -422,9 +422,9 @@ class Hello(Struct, frozen=True, kw_only=True, tag="hello"):
     placed: list[str] = []
     """Digests of the adapters that a replica has."""
     ticket: ReplicaTicket | None = None
-    """Of a replica elsewhere."""
+    """Ticket of a replica elsewhere."""
     life: str = ""
-    """As in the worker's configuration."""
+    """The life in the worker's configuration."""
 
 
 class WorkerHeartbeat(Struct, frozen=True, kw_only=True, tag="beat"):
@@ -586,9 +586,9 @@ class RanksMeeting(Struct, frozen=True, kw_only=True):
 
     host: str
     calls_port: int
-    """For calls, encrypted."""
+    """Port for calls, which are encrypted."""
     store_port: int
-    """For torch.distributed."""
+    """Port for torch.distributed."""
     secret_key: str
     """CURVE key of rank 0. Followers derive its public key from it."""
 
@@ -629,7 +629,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     snapshot_copy_s: float = 60.0
     """Seconds between copies of a model's snapshots to the server, for a remote worker."""
     ticket: ReplicaTicket | None = None
-    """Of a replica elsewhere."""
+    """Ticket of a replica elsewhere."""
     device: str = "auto"
     """`auto`: a GPU if there is one."""
     devices: tuple[str, ...] = ()

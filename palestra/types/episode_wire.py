@@ -62,7 +62,7 @@ class Empty(Struct, frozen=True):
 class Claimed(Struct, frozen=True):
     leases: list[Lease]
     retry_after_s: float
-    """When to claim again, if there are no leases."""
+    """Seconds until a claim should be repeated, if there are no leases."""
     reason: str = ""
     """Why there are no leases although episodes wait: paused, trainer_behind, engine_full or client_share, with an
     explanation."""

@@ -8,7 +8,7 @@ from typing import Final
 
 GYM = "gym"
 GYM_HEAD = "http://127.0.0.1:11000"
-"""Where the head server of a gym is, unless its config says otherwise."""
+"""Address of a gym's head server, unless its config says otherwise."""
 
 PARAMS = "responses_create_params"
 AGENT_REF: Final = "agent_ref"

@@ -18,7 +18,7 @@ class PathCalls(Struct, frozen=True, kw_only=True):
     calls: int = 0
     """Calls that have ended."""
     failed: int = 0
-    """Those that were answered with an error."""
+    """Calls that were answered with an error."""
     running: int = 0
     per_s: float = 0.0
     """Calls each second that ended within the last minute."""

@@ -49,7 +49,7 @@ class PlacedImage(Struct, frozen=True, array_like=True):
     """Where a picture stands in a prompt."""
 
     start: int
-    """Its first position; its other rows follow."""
+    """First position of the picture; its other rows follow."""
     digest: str
 
 
@@ -108,7 +108,7 @@ class PromptPicture(Struct, frozen=True):
     """Where a file's picture stands among the tokens of a conversation."""
 
     start: int
-    """Its first position; the others follow."""
+    """First position of the picture; its others follow."""
     rows: int
     """Positions that it takes."""
     file: PictureFile

@@ -141,7 +141,7 @@ class Branch(Struct, kw_only=True):
     temperature: float = 1.0
     agent: str = ""
     pictures: list[PromptPicture] = []
-    """Those of its prompt and observations, at their places in the whole row."""
+    """Pictures of the prompt and observations, at their places in the whole row."""
 
     @property
     def is_cut(self) -> bool:
@@ -168,7 +168,7 @@ class Rollout(Struct, kw_only=True):
     prompt: list[int] = []
     turns: list[Turn] = []
     pictures: list[PromptPicture] = []
-    """Those of its prompt and observations, at their places among all tokens."""
+    """Pictures of the prompt and observations, at their places among all tokens."""
     picture_files: dict[str, PictureFile] = {}
     """Files of the pictures that its messages name, by their digests."""
     agent: str = ""
@@ -300,7 +300,7 @@ class SequenceSource(Struct, frozen=True):
 
 
 NOT_SAMPLED = -1
-"""In place of a version, for tokens that the policy did not sample."""
+"""Stands in place of a version for tokens that the policy did not sample."""
 
 
 class TrainSequence(Struct, kw_only=True):
@@ -326,7 +326,7 @@ class TrainSequence(Struct, kw_only=True):
     sources: list[SequenceSource] = []
     """The turns in it, in order, if the server knows them all."""
     pictures: list[PromptPicture] = []
-    """At their places among the tokens, which are the family's image tokens there."""
+    """Pictures at their places among the tokens, which are the family's image tokens there."""
     teacher_top: list[TopLogprobs] = []
     """For each sampled token, what a teacher would most likely have said in its place, if whole distributions are
     distilled."""

@@ -90,7 +90,7 @@ class SampleRequest(Struct, frozen=True, kw_only=True):
     prompt: tuple[int, ...]
     """Token ids. Where `images` stand, any ids will do."""
     images: tuple[PlacedImage, ...] = ()
-    """Where pictures stand in the prompt."""
+    """Places of pictures in the prompt."""
     pictures: tuple[Picture, ...] = ()
     """Each of these pictures once."""
     params: SamplingParams = SamplingParams()
@@ -150,12 +150,12 @@ class SampledSequence(Struct, kw_only=True):
     """One per token, under the distribution it was drawn from (before top-k/top-p)."""
     stop_reason: StopReason
     raw_logprobs: list[float] = []
-    """By the unscaled model, where the request asked for them."""
+    """Log-probabilities of the unscaled model, where the request asked for them."""
     topk_logprobs: list[TopLogprobs] = []
     routing: RoutedExperts | None = None
     """The experts of all positions of prompt and tokens but the last, which was never an input; where asked for."""
     sequence_id: str = ""
-    """Its name at a Tinker server, for clients of one."""
+    """Name of the sequence at a Tinker server, for its clients."""
     changes: list[WeightsChange] = []
     """Empty: the weights that the request named drew all of it."""
     segments: list[VersionSegment] = []

@@ -34,7 +34,7 @@ RENAMED_VALUES = {
     "agent.on_refusal": AGENT_WORTHS,
     "agent.on_empty_patch": AGENT_WORTHS,
 }
-"""By the old keys, values that are called otherwise now."""
+"""Renamed values, by the old keys."""
 
 
 def new_key(key: Key) -> Key | None:

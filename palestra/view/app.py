@@ -44,7 +44,7 @@ class Extension:
     """Adds routes, files and errors, before the dashboard's own."""
     templates: Path
     context: Callable[[Request], PageContext]
-    """In place of `no_server`."""
+    """Takes the place of `no_server`."""
 
 
 def create_app(

@@ -32,7 +32,7 @@ class Benchmark:
     grader_license: str
     data_license: str
     page: str
-    """Where it is published."""
+    """The page where the benchmark is published."""
     hub: tuple[str, ...] = ()
     """Datasets of the Hugging Face hub that have its files; the first is the one to download."""
     files: tuple[str, ...] = ()

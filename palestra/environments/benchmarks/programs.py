@@ -15,7 +15,7 @@ from palestra.util.json_types import JsonObject
 
 FENCED = re.compile(r"```[ \t]*\w*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 ENDS = re.compile(r"\n(?:class|def|#|if|print)")
-"""Where a completion without a fence has gone on to something else, as HumanEval's paper has it."""
+"""Marks at which a completion without a fence has gone on to something else, as in HumanEval's paper."""
 CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
 NO_NAMES = {"assert", "set", "sorted", "list", "tuple", "str", "int", "float", "abs", "round", "len", "dict", "not"}
 

@@ -33,7 +33,7 @@ class UserModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     base_url: str
     """Address of its endpoint, such as http://127.0.0.1:8000/v1."""
     model: str
-    """Its name there."""
+    """The model's name at the endpoint."""
     api: Literal["auto", "openai", "anthropic"] = "auto"
     key_env: str = ""
     """Name of the environment variable with the key."""

@@ -63,7 +63,7 @@ class TaskTemplate(msgspec.Struct, frozen=True, kw_only=True):
     """What must have changed in the end; empty: nothing may change."""
     answer: Callable[[Params], ExpectedAnswer] | None = None
     process: Callable[[Params], RequiredCalls] | None = None
-    """Which tools must have been called, for tasks that only read."""
+    """Tools that must have been called, for tasks that only read."""
     must_not: bool = False
     """Whether the data asks for something that must not be done."""
     size: str = "small"
@@ -166,9 +166,9 @@ class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[PlatformTool, ...]
     templates: tuple[TaskTemplate, ...]
     sub_goals: tuple[TaskTemplate, ...] = ()
-    """Those that are only parts of long tasks."""
+    """Templates that are only parts of long tasks."""
     long_templates: tuple[TaskTemplate, ...] = ()
-    """Those of long tasks, which are drawn only where they are asked for by name or difficulty."""
+    """Templates of long tasks, which are drawn only by name or difficulty."""
     has_users: bool = False
     """Whether there is a user to talk to (`scripted_user.py`)."""
     fixed: Set[str] = frozenset()

@@ -83,7 +83,7 @@ class FactWords(msgspec.Struct, frozen=True):
 
     asked: re.Pattern[str]
     told: tuple[str, ...]
-    """With `{value}`."""
+    """The user's words, with `{value}`."""
 
 
 class UserScript(msgspec.Struct, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ class AnswerKind(StrEnum):
 
     INTEGER = "integer"
     MONEY = "money"
-    """In cents; parsed from 12.34, $12.34, 1,234.50."""
+    """An amount in cents, parsed from 12.34, $12.34, 1,234.50."""
     NAME = "name"
     """Words, compared without regard to case and spaces."""
     SET = "set"

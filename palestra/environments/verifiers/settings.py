@@ -21,7 +21,7 @@ class VerifiersSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     args: JsonObject = {}
     """Arguments of `load_environment` (v0), or settings of the taskset (v1)."""
     eval_args: JsonObject | None = None
-    """Those of the evaluation that differ, such as a split. None: tasks that the environment itself keeps for
+    """Arguments that differ for evaluation, such as a split. None: tasks that the environment itself keeps for
     evaluation, or else one in 8 of its tasks."""
     env: JsonObject = {}
     """The environment of a v1 taskset and the agents that play it: `id`, and settings of each agent by its name."""

@@ -148,7 +148,7 @@ def _tool(tool: object, at: int) -> JsonObject:
 # Answers
 
 FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
-"""By reasons why a response is incomplete."""
+"""Finish reasons by the reason why a response is incomplete."""
 
 
 def as_message(response: JsonMapping, *, model: str) -> JsonObject:

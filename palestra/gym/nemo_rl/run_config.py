@@ -27,7 +27,7 @@ PLAIN_KEY = re.compile(r"[\w-]+")
 @dataclass(slots=True)
 class TranslatedRun:
     config: JsonObject
-    """For `palestra train`."""
+    """The config for `palestra train`."""
     lost: dict[str, str] = field(default_factory=dict)
     """Keys without a counterpart, or with another meaning here, and what differs."""
     not_needed: dict[str, str] = field(default_factory=dict)

@@ -37,7 +37,7 @@ class GymLauncher:
         servers = [start.config.servers[one] for one in start.sockets]
         self._ports, address = ReservedPorts(), own_address()
         self.answer = {one.name: (address, self._ports.reserve_for(one.host, one.port, address)) for one in servers}
-        """Where each server listens."""
+        """The address at which each server listens."""
         self._process = PlannedProcess("gym", servers, start.config, self._ports)
 
     async def command(self, report: Report) -> ProcessCommand:

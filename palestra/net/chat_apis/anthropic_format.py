@@ -9,7 +9,7 @@ from __future__ import annotations
 from palestra.util.json_types import JsonMapping, JsonObject
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
-"""By finish reasons of chat completions."""
+"""Stop reasons by the finish reasons of chat completions."""
 TOOL_CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 """Choices that name no tool, as OpenAI calls them."""
 DELTAS = {

@@ -16,7 +16,7 @@ class StoredResponse(Struct, frozen=True, kw_only=True):
     response_id: str
     turn: TurnKey
     body: bytes
-    """As it was sent, as JSON."""
+    """The response as it was sent, as JSON."""
 
 
 def add_response(conn: Connection, response: StoredResponse) -> None:

@@ -17,9 +17,9 @@ SAMPLES = 4
 
 class PlayAgain(Struct, frozen=True):
     command: str
-    """Without the name of the model, which comes last."""
+    """The command without the name of the model, which comes last."""
     arguments: list[str]
-    """Those of the command, behind `palestra eval`."""
+    """Arguments of the command, behind `palestra eval`."""
     models: list[str]
     """Checkpoints of the run, the newest first, and the model it began with."""
     platform_task: str | None

@@ -39,7 +39,7 @@ class RolloutDetail(Struct, frozen=True):
     part: Part
     step: int
     record: JsonObject
-    """As it was written."""
+    """The record as it was written."""
     messages: list[ShownMessage]
     siblings: list[Sibling]
     """All rollouts of its group, itself among them."""

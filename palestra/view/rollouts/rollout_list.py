@@ -42,7 +42,7 @@ class Order(StrEnum):
     SPREAD = "spread"
     LONGEST = "longest"
     PLAYED = "played"
-    """As they were played."""
+    """The order in which they were played."""
 
 
 class ListedGroup(Struct, frozen=True):

@@ -70,11 +70,11 @@ class Board(Struct, frozen=True):
     """Metrics that are in none of the charts."""
     last_step: int | None
     position: int
-    """Where the live stream goes on."""
+    """Place at which the live stream continues."""
     names: list[str] = []
     """All metrics there are, drawn or not."""
     zeros: list[str] = []
-    """Those that were never anything but 0, which some charts leave out."""
+    """Metrics that were never anything but 0, which some charts leave out."""
 
 
 class Window(Struct, frozen=True):

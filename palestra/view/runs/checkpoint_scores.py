@@ -16,7 +16,7 @@ SCORE = re.compile(r"eval/([^/]+)/pass_at_1")
 MANY = 1000  # evaluations that are looked at, the newest first
 TITLE, QUESTION = "Benchmarks", "How good are its checkpoints, by `palestra eval`?"
 Points = dict[int, tuple[float, float, float]]
-"""By step: the score, the lower and the upper end of its interval."""
+"""The score and the ends of its interval, by step."""
 
 
 def read_run_board(catalogue: Catalogue, name: str, window: Window) -> Board:

@@ -54,7 +54,7 @@ class RunComparison(Struct, frozen=True):
     metrics: list[Difference]
     """The newest values of the metrics that are drawn."""
     tasks: list[TaskRow]
-    """Those in which the runs differ most."""
+    """The tasks in which the runs differ most."""
     common_tasks: int
 
 

@@ -15,7 +15,7 @@ PLACEHOLDER = re.compile(r"<\w+>")
 
 class MetricDescription(Struct, frozen=True):
     name: str
-    """As the page has it, with `<k>` and the like for what a run fills in."""
+    """The name as on the page, with `<k>` and the like for what a run fills in."""
     meaning: str
     healthy: str
 

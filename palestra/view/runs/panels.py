@@ -18,11 +18,11 @@ class ChartPanel(Struct, frozen=True):
     """Metrics of the lower and upper edge of the shaded band."""
     is_stacked: bool = False
     is_share: bool = False
-    """Its axis goes from 0 to 1."""
+    """Whether the axis goes from 0 to 1."""
     hides_zeros: bool = False
     """Lines that are 0 throughout are left out."""
     least_lines: int = 1
-    """With fewer lines it is not drawn."""
+    """Number of lines below which the chart is not drawn."""
 
 
 class PanelRow(Struct, frozen=True):

@@ -48,7 +48,7 @@ class CoordinateLine(Struct, frozen=True):
     name: str
     points: str
     shade: int
-    """From 0, the worst, to 10."""
+    """The shade from 0, the worst, to 10."""
     title: str
 
 

@@ -103,7 +103,7 @@ class PlayState(Struct, frozen=True, kw_only=True):
     app: str
     prompt: str
     variables: JsonObject
-    """Who the player is in this world, and the day."""
+    """Variables of the world: who the player is, and the day."""
     max_turns: int
     """The turns that a model has."""
     asks_for_answer: bool

@@ -228,7 +228,7 @@ ABSENT = {
     "dev test": "make test",
     "reinstall": "pip install --upgrade 'palestra[gym]'",
 }
-"""By name, the nearest that there is."""
+"""The nearest command, by the name of each absent one."""
 OLD_NAMES = {
     "run": "env start",
     "test": "env test",

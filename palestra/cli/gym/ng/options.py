@@ -26,7 +26,7 @@ class MappedOption:
     is_flag: bool = False
     is_multiple: bool = False
     selects: CatalogKind | None = None
-    """Its value names a config of this kind."""
+    """The kind of config that the option's value names."""
 
 
 def same(option: str) -> Arguments:

@@ -15,9 +15,9 @@ from palestra.gym.search_folders import config_named, search_roots
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Typed = JsonMapping
-"""By the name of the option, with underscores."""
+"""Values by the name of the option, with underscores."""
 Settings = Mapping[str, GymOverride]
-"""By their text. Their own `text` is for messages: it has no secrets."""
+"""Settings by their text. Their own `text` is for messages and has no secrets."""
 
 
 def arguments_of(mapping: CommandMapping, typed: Typed, rest: Sequence[str]) -> list[str]:

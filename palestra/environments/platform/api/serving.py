@@ -30,7 +30,7 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8030
     folder: Path | None = None
-    """Where instances are saved during a restart; None: they end with the process."""
+    """Folder in which instances are saved during a restart; None: they end with the process."""
     keys: tuple[str, ...] = ()
     public_url: str | None = None
     limits: PoolLimits = PoolLimits()

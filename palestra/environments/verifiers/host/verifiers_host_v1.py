@@ -34,7 +34,7 @@ class Attempt:
     def __init__(self, api_key: str, seed: int) -> None:
         self.api_key, self._seed = api_key, seed
         self.names: dict[str, str] = {}
-        """By the ids of the traces."""
+        """Names by the ids of the traces."""
         self._of_agent: Counter[str] = Counter()
         self._calls: Counter[str] = Counter()
 
@@ -52,7 +52,7 @@ class Attempt:
 
 
 ATTEMPTS: dict[str, Attempt] = {}
-"""By the ids of the traces that are being played, which verifiers' client sends with each call."""
+"""Attempts by the ids of the traces that are being played, which verifiers' client sends with each call."""
 
 
 class AttemptClient(EvalClient):

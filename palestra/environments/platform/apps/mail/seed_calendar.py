@@ -25,7 +25,7 @@ class Meeting(msgspec.Struct, frozen=True):
     invited: list[Person]
     day: date
     start: int
-    """In half hours from the beginning of work."""
+    """Half hours since the beginning of work."""
     length: int
 
 
