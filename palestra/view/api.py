@@ -11,7 +11,9 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from palestra.runs.control import request_stop
 from palestra.runs.labels import add_note, add_tag, remove_tag
-from palestra.runs.reader import Part
+from palestra.runs.pictures import read_picture
+from palestra.runs.reader import Part, RunNotFound
+from palestra.util.picture_headers import BadPicture, read_header
 from palestra.view.access import PageAccess
 from palestra.view.live import follow
 from palestra.view.rollouts import rollout_detail
@@ -22,6 +24,8 @@ from palestra.view.runs.charts import Axis, Window, read_series
 from palestra.view.runs.checkpoint_scores import read_run_board
 from palestra.view.runs.comparison import compare_charts, compare_runs
 
+PICTURE_HEADERS = {"Cache-Control": "private, max-age=31536000, immutable", "Content-Disposition": "inline"}
+"""A file is named by its content, so a browser may keep it. Those of all answers forbid it to run or embed anything."""
 MAX_POINTS = 5000
 MAX_DIGITS = 19  # of a place in a file
 router = APIRouter(prefix="/api/v1", tags=["dashboard"])
@@ -154,6 +158,19 @@ def show_rollouts(run: str, runs: Runs, query: AskedRollouts) -> Response:
 def show_rollout(run: str, runs: Runs, step: int, id: str, part: Part = Part.ROLLOUTS) -> Response:  # noqa: A002
     """One rollout with its conversation, and the others of its group."""
     return json_response(rollout_detail.read_rollout(runs, run, part, step, id))
+
+
+@router.get("/runs/{run}/picture")
+def show_picture(run: str, runs: Runs, digest: str) -> Response:
+    """A picture that rollouts of the run name: the file, as it came from a dataset or an environment."""
+    data = read_picture(runs.open(run).path, digest)
+    if data is None:
+        raise RunNotFound(f"{run} keeps no picture {digest[:12]!r}")
+    try:
+        media_type = read_header(data).media_type
+    except BadPicture as error:
+        raise RunNotFound(f"the picture {digest[:12]!r} of {run} {error}") from None
+    return Response(data, media_type=media_type, headers=PICTURE_HEADERS)
 
 
 @router.get("/runs/{run}/tokens")

@@ -9,7 +9,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from palestra.chat.pictures import SCHEME
 from palestra.util.json_types import JsonObject
+from palestra.util.picture_parts import is_picture, url_of
 
 TAGS = {"assistant": "think|thinking|reasoning|tool_call|function_call", "user": "tool_response"}
 """What models and templates write between tags, by the role that may write it: a system prompt only explains them."""
@@ -27,6 +29,8 @@ class PieceKind(StrEnum):
     REASONING = "reasoning"
     CALL = "call"
     RESULT = "result"
+    PICTURE = "picture"
+    """Its text is the digest of a file that the run keeps."""
     OTHER = "other"
 
 
@@ -52,16 +56,43 @@ def _shown(message: JsonObject) -> ShownMessage:
     pieces = [
         Piece(PieceKind.REASONING, "reasoning", str(message[key]), False) for key in REASONING_KEYS if message.get(key)
     ]
-    text = content_text(message)
-    if role in ("tool", "function"):
-        pieces.append(Piece(PieceKind.RESULT, f"result{_of(message)}", text, len(text) <= LONG))
-    else:
-        pieces += _split(role, text)
+    for content in _contents(message):
+        if isinstance(content, Piece):
+            pieces.append(content)
+        elif role in ("tool", "function"):
+            pieces.append(Piece(PieceKind.RESULT, f"result{_of(message)}", content, len(content) <= LONG))
+        else:
+            pieces += _split(role, content)
     pieces += [_call(call) for call in message.get("tool_calls") or []]
     rest = {key: value for key, value in message.items() if key not in OWN_KEYS and value not in (None, "", [], {})}
     if rest:
         pieces.append(Piece(PieceKind.OTHER, ", ".join(rest), _pretty(rest), False))
     return ShownMessage(role, str(message.get("name") or ""), pieces)
+
+
+def _contents(message: JsonObject) -> Iterator[str | Piece]:
+    """The content of a message: text, and pictures that the run keeps where they stand among it."""
+    content = message.get("content")
+    if not isinstance(content, list) or not any(map(_digest, content)):
+        yield content_text(message)
+        return
+    text = ""
+    for part in content:
+        if digest := _digest(part):
+            if text:
+                yield text
+            text = ""
+            yield Piece(PieceKind.PICTURE, "picture", digest)
+        else:
+            text += _part_text(part)
+    if text:
+        yield text
+
+
+def _digest(part: object) -> str:
+    """That of a picture; empty for other parts."""
+    url = url_of(part) if isinstance(part, dict) and is_picture(part) else None
+    return url.removeprefix(SCHEME) if isinstance(url, str) and url.startswith(SCHEME) else ""
 
 
 def content_text(message: JsonObject) -> str:

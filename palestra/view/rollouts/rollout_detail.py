@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from pprint import pformat
 
@@ -10,7 +11,7 @@ from msgspec import Struct
 
 from palestra.runs.reader import Part, RunNotFound, RunReader
 from palestra.runs.record_files import RunError, read_records
-from palestra.runs.token_cells import TokenOrigin, load_tokenizer, token_cells
+from palestra.runs.token_cells import TokenCell, TokenOrigin, load_tokenizer, token_cells
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 from palestra.view.rollouts.messages import ShownMessage, content_text, show_messages
@@ -115,7 +116,7 @@ def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> Toke
     return TokenColumns(
         id=row_id,
         ids=[cell.id for cell in cells],
-        texts=[safe_text(cell.text) for cell in cells],
+        texts=_texts(cells, record["pictures"]),
         origins=[ORIGINS.index(cell.origin) for cell in cells],
         turns=_turns(record),
         versions=_versions(record),
@@ -126,6 +127,17 @@ def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> Toke
         entropies=[cell.entropy for cell in cells],
         has_texts=tokenizer is not None,
     )
+
+
+def _texts(cells: Sequence[TokenCell], pictures: Sequence[tuple[int, int, str]]) -> list[str]:
+    """The text of each token; a picture's is at its first position."""
+    texts = [safe_text(cell.text) for cell in cells]
+    for start, rows, digest in pictures:
+        place = slice(max(0, start), max(0, start + rows))
+        texts[place] = [f"[picture {safe_text(digest[:12])}: {rows} positions]", *[""] * len(texts)][
+            : len(texts[place])
+        ]
+    return texts
 
 
 def write_test_case(detail: RolloutDetail) -> str:

@@ -113,6 +113,8 @@ class RolloutTokens(Struct, frozen=True):
     advantage_divisor: float | None = None
     trainer_logprobs: list[float | None] | None = None
     entropies: list[float | None] | None = None
+    pictures: list[tuple[int, int, str]] = []
+    """First position, number of positions, digest."""
 
 
 def complete_tokens(record: JsonObject) -> JsonObject:
