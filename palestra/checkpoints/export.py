@@ -144,7 +144,7 @@ def _write(
         case "peft":
             save_adapter(adapter, out, base_model=base_name, form="peft")
         case "merged":
-            export_merged(adapter, base, out, dtype=DTYPES[dtype] if dtype else None)
+            export_merged(adapter, base, out, dtype=DTYPES.get(dtype or ""), in_fp8=dtype == "fp8")
         case _:
             from palestra.checkpoints.gguf.export import export_gguf
 

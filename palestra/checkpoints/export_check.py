@@ -107,6 +107,8 @@ def _allowed(out: Path, form: ExportForm) -> float:
     if form == "peft":
         return EXACT
     with WeightFiles(out) as files:
+        if any(files.packing(name) is not None for name in files):
+            return FEWER_BITS
         return ROUNDED if any(files.tensor(name).dtype != torch.float32 for name in files) else EXACT
 
 
@@ -119,7 +121,7 @@ def _load_elsewhere(out: Path, form: ExportForm, base: Path) -> torch.nn.Module:
         return _load_gguf(out, base)
     model = AutoModelForCausalLM.from_pretrained(out if form == "merged" else base, dtype=torch.float32)
     if form == "merged":
-        return model
+        return model.float()  # weights of 8 bits become bfloat16
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, str(out))

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.export import export_checkpoint
 from palestra.checkpoints.export_check import check_export
 from palestra.config.bundled import BUNDLED, EPHEBE
@@ -112,3 +114,34 @@ def test_a_quantised_base_is_exported_as_a_plain_model(random_model, tmp_path, c
         AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     export_checkpoint(tmp_path / "adapter", tmp_path / "peft", "peft", base=base)
     assert json.loads((tmp_path / "peft" / "adapter_config.json").read_text())["base_model_name_or_path"] == base.name
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+def test_a_model_in_fp8_is_read_as_it_was_written(family, random_model, tmp_path):
+    base = random_model(family=family, shape="tiny", tie=False)
+    write_adapter(base, tmp_path / "adapter", 3, scale=0.05)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base, dtype="fp8")
+    export_checkpoint(tmp_path / "adapter", tmp_path / "plain", "merged", base=base)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    name = next(name for name in stored if name.endswith("down_proj.weight"))
+    assert stored[name].dtype == torch.float8_e4m3fn
+    assert stored["model.norm.weight"].dtype == stored["lm_head.weight"].dtype == torch.bfloat16
+    quantised = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert (quantised["quant_method"], quantised["weight_block_size"]) == ("fp8", [128, 128])
+    routers = {n.removesuffix(".weight") for n in stored if n.endswith("mlp.gate.weight")}
+    assert set(quantised["modules_to_not_convert"]) == {"model.embed_tokens", "lm_head"} | routers
+    with WeightFiles(tmp_path / "out") as packed, WeightFiles(tmp_path / "plain") as plain:
+        assert set(packed) == set(plain)
+        for name in plain:
+            written, meant = packed.tensor(name).float(), plain.tensor(name).float()
+            assert (written - meant).abs().max() <= meant.abs().max() / 16  # half of a code's last digit
+    found = check_export(tmp_path / "out", "merged", tmp_path / "adapter", base)
+    assert found.mean_difference < found.allowed < found.change
+
+
+def test_experts_in_one_tensor_are_not_written_in_fp8(random_model, tmp_path):
+    base = random_model(family="qwen3_5_moe")
+    write_adapter(base, tmp_path / "adapter", 3)
+    with pytest.raises(CheckpointError, match=r"holds all experts of a layer.* --dtype bfloat16"):
+        export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base, dtype="fp8")
+    assert not (tmp_path / "out").exists()
