@@ -391,6 +391,11 @@ class GrpoConfig(RunConfig):
                 "asynchronous.in_flight: continue needs rollouts that each go at their own speed; set "
                 "rollout.style=async"
             )
+        if gym := next((entry.name for entry in self.environments if is_gym(entry.name)), None):
+            raise ValueError(
+                f"asynchronous.in_flight: continue does not go with {gym}: the servers of a gym do not say which "
+                "weights sampled which token; set asynchronous.in_flight=finish"
+            )
         if self.algorithm.loss in WHOLE_SEQUENCE:
             raise ValueError(
                 f"algorithm.loss: {self.algorithm.loss} has one ratio for a whole sequence, and with "

@@ -169,6 +169,10 @@ def test_a_mask_of_whole_sequences_is_one_of_segments():
     [
         ({"rollout": {"style": "batched"}}, "rollout.style=async"),
         ({"algorithm": {"loss": "gspo"}}, "use ppo, cispo or sapo"),
+        (
+            {"environments": [{"name": "gym:sums", "config": {"head": "http://127.0.0.1:1"}}]},
+            "servers of a gym do not say",
+        ),
         ({"algorithm": {"replay_routing": True}}, "asynchronous.older_keys=keep"),
     ],
 )

@@ -81,12 +81,13 @@ class EpisodeRun:
 
     async def publish(self, sampler: PolicySampler) -> None:
         """Publishes weights, once for each version."""
-        version = self._identity.version_of(sampler.version)
+        # both now: a sampler that follows a run may have newer weights when it is our turn
+        version, model = self._identity.version_of(sampler.version), sampler.model
         async with self._publishing:
             if version <= self._published:
                 return
             with refused_to_us("the new weights could not be published to the players"):
-                await self._run.publish(version, sampler.model)
+                await self._run.publish(version, model)
                 if self._published < 0 and self._run.info.is_paused:
                     await self._run.resume()
             self._published = version
