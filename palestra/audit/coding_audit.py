@@ -149,14 +149,14 @@ def _visible_secrets(tasks: Sequence[CodingTask]) -> Iterator[AuditFinding]:
         secret = [line for line in lines if len(line) >= SECRET_LINE]
         seen = sorted(line for line in secret if line in shown)
         if whole is not None:
-            said = f"{whole.parent.name}/{whole.name} lies in the agent's folder."
+            detail = f"{whole.parent.name}/{whole.name} lies in the agent's folder."
         elif len(secret) >= FEWEST_SECRETS and len(seen) >= SECRET_SHARE * len(secret):
-            said = (
+            detail = (
                 f"{len(seen)} of {len(secret)} lines of the tests are in the agent's folder, such as {seen[0][:80]!r}."
             )
         else:
             continue
-        yield finding(FindingKind.ANSWER_LEAK, Severity.ERROR, "reads the agent's folder", task.id, said)
+        yield finding(FindingKind.ANSWER_LEAK, Severity.ERROR, "reads the agent's folder", task.id, detail)
 
 
 def _is_there(secret: Path, task: CodingTask) -> bool:

@@ -68,9 +68,9 @@ class ProbeEpisode(Struct, kw_only=True):
 def text_of(message: Message) -> str:
     """The text of a message, with the calls that it makes."""
     content = message.get("content")
-    said = content if isinstance(content, str) else "" if content is None else json.dumps(content, default=str)
+    shown = content if isinstance(content, str) else "" if content is None else json.dumps(content, default=str)
     calls = message.get("tool_calls")
-    return said if not calls else f"{said} {json.dumps([one.get('function') for one in calls], default=str)}".strip()
+    return shown if not calls else f"{shown} {json.dumps([one.get('function') for one in calls], default=str)}".strip()
 
 
 def shortened(text: str, limit: int = SHOWN_CHARS) -> str:

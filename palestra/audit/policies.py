@@ -206,9 +206,9 @@ def _grader_call(moment: Moment) -> str:
 
 
 def cheats() -> list[ProbePolicy]:
-    said = [ProbePolicy(name=name, kind=ProbeKind.CHEAT, say=_constant(text), turns=3) for name, text in MAGIC.items()]
+    magic = [ProbePolicy(name=name, kind=ProbeKind.CHEAT, say=_constant(text), turns=3) for name, text in MAGIC.items()]
     return [
-        *said,
+        *magic,
         ProbePolicy(name="says the prompt again", kind=ProbeKind.CHEAT, say=_echo, turns=3),
         ProbePolicy(name="says the last observation again", kind=ProbeKind.CHEAT, say=_last_observation, turns=6),
         ProbePolicy(name="calls the grader", kind=ProbeKind.CHEAT, say=_grader_call),

@@ -181,8 +181,8 @@ class _Playing:
         nothing = await self._play(policies.NOTHING[:1])
         if nothing and all(one.trouble and not one.steps for one in nothing):
             return  # it cannot even begin
-        told = {one.task: found for one in nothing if (found := answers_of_verdict(one.verdict))}
-        evidence.answers = {**told, **evidence.answers}
+        from_verdicts = {one.task: found for one in nothing if (found := answers_of_verdict(one.verdict))}
+        evidence.answers = {**from_verdicts, **evidence.answers}
         evidence.has_gold = bool(gold)
         best = [policies.scripted("gold", ProbeKind.GOLD, gold)] if gold else await self._found_form()
         await self._play(best)

@@ -50,15 +50,15 @@ class ScriptedModel:
         if policy is None or task is None or turn >= policy.turns:
             return completion({"role": "assistant", "content": LEAVES})
         rng = random.Random(f"{self._seed}/{task.id}/{policy.name}/{turn}")
-        said = policy.say(Moment(task, turn, messages, tools, rng))
-        text = said.encode(errors="replace").decode()  # no server of a model sends half a character
+        content = policy.say(Moment(task, turn, messages, tools, rng))
+        text = content.encode(errors="replace").decode()  # no server of a model sends half a character
         return completion(chat_message(text, has_tools=bool(tools)))
 
     def _task_of(self, messages: Sequence[Message]) -> Task | None:
         if len(self._tasks) == 1:
             return self._tasks[0]
-        said = "\n".join(text_of(message) for message in messages)
-        return next((task for task in self._tasks if text_of(task.prompt[-1]) in said), None)
+        content = "\n".join(text_of(message) for message in messages)
+        return next((task for task in self._tasks if text_of(task.prompt[-1]) in content), None)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serves as an ASGI application."""
@@ -119,8 +119,8 @@ def _call(number: int, text: str) -> JsonObject | None:
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         return None
     arguments = found.get("arguments", {})
-    said = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return {"id": f"call_{number}", "type": "function", "function": {"name": found["name"], "arguments": said}}
+    content = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return {"id": f"call_{number}", "type": "function", "function": {"name": found["name"], "arguments": content}}
 
 
 def completion(message: Message) -> JsonObject:

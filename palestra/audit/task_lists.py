@@ -119,9 +119,9 @@ def _bounded(tasks: Sequence[Task]) -> Iterator[Task]:
 
 def content_of(task: Task) -> str:
     """Returns the prompt and what else decides about the task, as text: spaces, case and names do not count."""
-    said = [" ".join(str(message.get("content")).split()).casefold() for message in task.prompt]
+    texts = [" ".join(str(message.get("content")).split()).casefold() for message in task.prompt]
     row = {key: value for key, value in task.extras.items() if str(key).lower() not in NAMES}
-    return json.dumps([said, row], sort_keys=True, default=str)
+    return json.dumps([texts, row], sort_keys=True, default=str)
 
 
 def digest(task: Task) -> str:

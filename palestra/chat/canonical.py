@@ -46,14 +46,14 @@ def reasoning_of(message: Message) -> str | None:
 
 def join(beginning: Message, rest: Message) -> Message:
     """Joins two parts of one message. A think block that the first part leaves open is reasoning, not content."""
-    said = beginning.get("content") or ""
-    opened = said.rfind(THINK)
-    if opened < 0 or END_THINK in said[opened:]:
-        opened = len(said)
-    thoughts = [_thought(beginning), said[opened:].removeprefix(THINK), _thought(rest)]
+    visible = beginning.get("content") or ""
+    opened = visible.rfind(THINK)
+    if opened < 0 or END_THINK in visible[opened:]:
+        opened = len(visible)
+    thoughts = [_thought(beginning), visible[opened:].removeprefix(THINK), _thought(rest)]
     return {
         "role": beginning["role"],
-        "content": said[:opened] + (rest.get("content") or ""),
+        "content": visible[:opened] + (rest.get("content") or ""),
         "reasoning_content": "".join(thoughts),
         "tool_calls": [*(beginning.get("tool_calls") or ()), *(rest.get("tool_calls") or ())],
     }
@@ -65,7 +65,7 @@ def _thought(message: Message) -> str:
 
 class _Parts(NamedTuple):
     reasoning: str
-    said: str
+    visible: str
 
 
 def _parts(content: str) -> _Parts:
@@ -84,7 +84,7 @@ def _parts(content: str) -> _Parts:
 def _said_text(message: Message) -> list[Any]:
     role, text = message["role"], lasting(message.get("content") or "")
     if role == "assistant":  # frameworks strip the text of the assistant; other roles are not changed
-        text = _parts(text).said.strip()
+        text = _parts(text).visible.strip()
     calls = [_call(call) for call in message.get("tool_calls") or ()]
     return [role, text, calls, message.get("name")]
 

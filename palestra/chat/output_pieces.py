@@ -41,15 +41,15 @@ class ParsedOutput:
 def put_together(pieces: Iterable[Piece]) -> ParsedOutput:
     output = ParsedOutput()
     thoughts: list[str] = []
-    said: list[str] = []
+    texts: list[str] = []
     for piece in pieces:
         match piece:
             case ReasoningPiece(text):
                 thoughts.append(text)
             case ContentPiece(text):
-                said.append(text)
+                texts.append(text)
             case ToolCallPiece(call):
                 output.calls.append(call)
     output.reasoning = "".join(thoughts) if thoughts else None
-    output.content = "".join(said)
+    output.content = "".join(texts)
     return output

@@ -321,13 +321,13 @@ def chat_tool_choice(choice: Any, dialect: ChatDialect) -> object:
             return choice
 
 
-def chat_format(asked: Any) -> JsonObject | None:
+def chat_format(text_format: Any) -> JsonObject | None:
     """Converts `text.format` to `response_format`; None: text. Kinds that only an endpoint knows are passed on."""
-    match asked:
+    match text_format:
         case {"type": "json_schema"}:
-            given = {key: asked[key] for key in SCHEMA_FIELDS if asked.get(key) is not None}
+            given = {key: text_format[key] for key in SCHEMA_FIELDS if text_format.get(key) is not None}
             return {"type": "json_schema", "json_schema": given}
         case {"type": str(kind)} if kind != "text":
-            return {**asked}
+            return {**text_format}
         case _:
             return None

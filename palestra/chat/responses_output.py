@@ -76,8 +76,8 @@ def output_items(
     """Returns items for reasoning, text and calls; an empty text only if there is nothing else."""
     before = [] if reasoning is None else [reasoning]
     after = list(calls)
-    said = [message] if has_text or not (before or after) else []
-    return [*before, *said, *after]
+    items = [message] if has_text or not (before or after) else []
+    return [*before, *items, *after]
 
 
 def reasoning_item(item_id: str, texts: Iterable[str]) -> JsonObject:

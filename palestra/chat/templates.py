@@ -52,9 +52,9 @@ class ChatTemplate:
             template = self._compiled.get(WITH_TOOLS, template)
         if self._names_thinking:
             messages = [_with_thinking(message) for message in messages]
-        said = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        inputs = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            return template.render(self._variables | {"documents": None} | dict(kwargs) | said)
+            return template.render(self._variables | {"documents": None} | dict(kwargs) | inputs)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise ChatError(

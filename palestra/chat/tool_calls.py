@@ -51,13 +51,13 @@ class ParseFailure(Struct, frozen=True, kw_only=True):
 
 def parse_tool_call(text: str) -> ParsedCall | ParseFailure | None:
     """Returns the first call in `text`; None if there is no attempt at one. Calls in the reasoning do not count."""
-    said = without_thinking(text)
+    visible = without_thinking(text)
     failure: ParseFailure | None = None
     for tag in TAGS:
-        start = said.find(tag)
+        start = visible.find(tag)
         if start < 0:
             continue
-        found = _read_block(said, start + len(tag), tag)
+        found = _read_block(visible, start + len(tag), tag)
         if isinstance(found, ParsedCall):
             return found
         failure = failure or found
@@ -86,7 +86,7 @@ def call_of(value: object) -> ParsedCall | None:
 def without_thinking(text: str) -> str:
     """Returns `text` without its closed think blocks. A block after the beginning of a tool call is part of an argument
     and stays; an end tag without a beginning closes a block that the chat template opened."""
-    said: list[str] = []
+    visible: list[str] = []
     place, orphan = 0, text.find(END_THINK)
     if orphan >= 0 and THINK not in text[:orphan] and not _is_quoted(text, orphan):
         place = orphan + len(END_THINK)
@@ -94,9 +94,9 @@ def without_thinking(text: str) -> str:
         before = text[place:start]
         if any(tag in before for tag in TAGS):
             break
-        said.append(before)
+        visible.append(before)
         place = end + len(END_THINK)
-    return "".join(said) + text[place:]
+    return "".join(visible) + text[place:]
 
 
 def _is_quoted(text: str, place: int) -> bool:

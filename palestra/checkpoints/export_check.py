@@ -59,7 +59,7 @@ def check_export(out: Path, form: ExportForm, adapter: Path, base: Path) -> Expo
         torch.from_numpy(result.logprobs)
         for result in trainer.forward([TrainItem(load_adapter(pool, adapter), datum), TrainItem(None, datum)])
     )
-    with _heard() as said:
+    with _heard() as warned:
         loaded = _load_elsewhere(out, form, base)
     theirs = _logprobs(loaded, torch.from_numpy(tokens))
     difference = (ours - theirs).abs()
@@ -68,18 +68,18 @@ def check_export(out: Path, form: ExportForm, adapter: Path, base: Path) -> Expo
         largest_difference=float(difference.max()),
         allowed=_allowed(out, form),
         change=float((ours - plain).abs().mean()),
-        warnings=sorted(set(said)),
+        warnings=sorted(set(warned)),
     )
 
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
     """Collects what PEFT and transformers warn of, as warnings or in their logs."""
-    said: list[str] = []
+    warned: list[str] = []
 
     class Ear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            warned.append(record.getMessage())
 
     ear, loggers = Ear(logging.WARNING), [logging.getLogger(name) for name in ("peft", "transformers")]
     for logger in loggers:
@@ -87,8 +87,8 @@ def _heard() -> Iterator[list[str]]:
     try:
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            yield said
-        said += [str(one.message) for one in heard if issubclass(one.category, UserWarning | RuntimeWarning)]
+            yield warned
+        warned += [str(one.message) for one in heard if issubclass(one.category, UserWarning | RuntimeWarning)]
     finally:
         for logger in loggers:
             logger.removeHandler(ear)

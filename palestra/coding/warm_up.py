@@ -89,17 +89,17 @@ def _gone(name: str) -> tuple[str, Sequence[str]]:
 
 def delete(draw: _Draw) -> WarmUpTask:
     name = draw.file()
-    said = draw.say(f"Delete {name}.", f"Delete the file {name}.", f"We do not need {name} any more: delete it.")
-    return WarmUpTask("delete", said, (name,), {name: draw.lines()}, f"rm {name}", [_gone(name)])
+    prompt = draw.say(f"Delete {name}.", f"Delete the file {name}.", f"We do not need {name} any more: delete it.")
+    return WarmUpTask("delete", prompt, (name,), {name: draw.lines()}, f"rm {name}", [_gone(name)])
 
 
 def executable(draw: _Draw) -> WarmUpTask:
     name, (word,) = draw.file(["sh"]), draw.words(1)
-    said = draw.say(f"Make {name} executable.", f"The script {name} should be executable.")
+    prompt = draw.say(f"Make {name} executable.", f"The script {name} should be executable.")
     lines = ["#!/bin/sh", f"echo {word} $1"]
     return WarmUpTask(
         "executable",
-        said,
+        prompt,
         (name,),
         {name: lines},
         f"chmod +x {name}",
@@ -111,57 +111,57 @@ def sort(draw: _Draw) -> WarmUpTask:
     name, lines = draw.file(), draw.lines()
     while lines == sorted(lines):
         draw.rng.shuffle(lines)
-    said = draw.say(f"Sort the lines of {name}.", f"Sort {name} in place.", f"The lines of {name} should be sorted.")
-    return WarmUpTask("sort", said, (name,), {name: lines}, f"sort -o {name} {name}", [_shows(name, sorted(lines))])
+    prompt = draw.say(f"Sort the lines of {name}.", f"Sort {name} in place.", f"The lines of {name} should be sorted.")
+    return WarmUpTask("sort", prompt, (name,), {name: lines}, f"sort -o {name} {name}", [_shows(name, sorted(lines))])
 
 
 def clear(draw: _Draw) -> WarmUpTask:
     name = draw.file()
-    said = draw.say(f"Clear {name}, but keep the file.", f"Clear the file {name}: nothing should be left in it.")
+    prompt = draw.say(f"Clear {name}, but keep the file.", f"Clear the file {name}: nothing should be left in it.")
     cases = [(f"test -f {name} && wc -c < {name}", ["0"])]
-    return WarmUpTask("clear", said, (name,), {name: draw.lines()}, f"truncate -s 0 {name}", cases)
+    return WarmUpTask("clear", prompt, (name,), {name: draw.lines()}, f"truncate -s 0 {name}", cases)
 
 
 def rename(draw: _Draw) -> WarmUpTask:
     old, new, lines = draw.file(), draw.file(), draw.lines()
-    said = draw.say(f"Rename {old} to {new}.", f"Rename the file {old}: it should be called {new}.")
-    return WarmUpTask("rename", said, (old, new), {old: lines}, f"mv {old} {new}", [_shows(new, lines), _gone(old)])
+    prompt = draw.say(f"Rename {old} to {new}.", f"Rename the file {old}: it should be called {new}.")
+    return WarmUpTask("rename", prompt, (old, new), {old: lines}, f"mv {old} {new}", [_shows(new, lines), _gone(old)])
 
 
 def copy(draw: _Draw) -> WarmUpTask:
     old, new, lines = draw.file(), draw.file(), draw.lines()
-    said = draw.say(f"Copy {old} to {new}.", f"Make a copy of {old} and call it {new}.")
+    prompt = draw.say(f"Copy {old} to {new}.", f"Make a copy of {old} and call it {new}.")
     cases = [_shows(new, lines), _shows(old, lines), (f"test -L {new} || echo file", ["file"])]
-    return WarmUpTask("copy", said, (old, new), {old: lines}, f"cp {old} {new}", cases)
+    return WarmUpTask("copy", prompt, (old, new), {old: lines}, f"cp {old} {new}", cases)
 
 
 def link(draw: _Draw) -> WarmUpTask:
     old, new, lines = draw.file(), draw.file(), draw.lines()
-    said = draw.say(f"Link {old} to {new} by a symbolic link.", f"Make a symbolic link to {old}, called {new}.")
+    prompt = draw.say(f"Link {old} to {new} by a symbolic link.", f"Make a symbolic link to {old}, called {new}.")
     cases = [(f"readlink {new}", [old]), _shows(old, lines)]
-    return WarmUpTask("link", said, (old, new), {old: lines}, f"ln -s {old} {new}", cases)
+    return WarmUpTask("link", prompt, (old, new), {old: lines}, f"ln -s {old} {new}", cases)
 
 
 def count(draw: _Draw) -> WarmUpTask:
     old, new, lines = draw.file(), draw.file(), draw.lines()
-    said = draw.say(
+    prompt = draw.say(
         f"Count the lines of {old} and write the number to {new}.", f"Write the line count of {old} to {new}."
     )
     cases = [_shows(new, [str(len(lines))]), _shows(old, lines)]
-    return WarmUpTask("count", said, (old, new), {old: lines}, f"wc -l < {old} > {new}", cases)
+    return WarmUpTask("count", prompt, (old, new), {old: lines}, f"wc -l < {old} > {new}", cases)
 
 
 def create(draw: _Draw) -> WarmUpTask:
     name, (word,) = draw.file(), draw.words(1)
-    said = draw.say(f"Create {name} with the line {word} in it.", f"Create a new file {name} that says {word}.")
-    return WarmUpTask("create", said, (name, word), {}, f"echo {word} > {name}", [_shows(name, [word])])
+    prompt = draw.say(f"Create {name} with the line {word} in it.", f"Create a new file {name} that says {word}.")
+    return WarmUpTask("create", prompt, (name, word), {}, f"echo {word} > {name}", [_shows(name, [word])])
 
 
 def append(draw: _Draw) -> WarmUpTask:
     name, lines, (word,) = draw.file(), draw.lines(), draw.words(1)
-    said = draw.say(f"Append the line {word} to {name}.", f"Append {word} to {name}, as its last line.")
+    prompt = draw.say(f"Append the line {word} to {name}.", f"Append {word} to {name}, as its last line.")
     return WarmUpTask(
-        "append", said, (name, word), {name: lines}, f"echo {word} >> {name}", [_shows(name, [*lines, word])]
+        "append", prompt, (name, word), {name: lines}, f"echo {word} >> {name}", [_shows(name, [*lines, word])]
     )
 
 
@@ -171,21 +171,21 @@ def remove(draw: _Draw) -> WarmUpTask:
         f"{word} {one}" for one in draw.rng.sample(others, 2)
     ]
     draw.rng.shuffle(lines)
-    said = draw.say(
+    prompt = draw.say(
         f"Remove every line with {word} from {name}.", f"Remove the lines of {name} that have {word} in them."
     )
     kept = [line for line in lines if word not in line.split()]
-    return WarmUpTask("remove", said, (name, word), {name: lines}, f"sed -i /{word}/d {name}", [_shows(name, kept)])
+    return WarmUpTask("remove", prompt, (name, word), {name: lines}, f"sed -i /{word}/d {name}", [_shows(name, kept)])
 
 
 def replace(draw: _Draw) -> WarmUpTask:
     name, (old, new, *others) = draw.file(), draw.words(6)
     lines = [f"{one} {old}" for one in others[:2]] + [f"{old} {others[2]} {old}", f"{others[3]} {others[0]}"]
     draw.rng.shuffle(lines)
-    said = draw.say(f"Replace {old} by {new} everywhere in {name}.", f"Replace each {old} in {name} by {new}.")
+    prompt = draw.say(f"Replace {old} by {new} everywhere in {name}.", f"Replace each {old} in {name} by {new}.")
     changed = [" ".join(new if word == old else word for word in line.split()) for line in lines]
     return WarmUpTask(
-        "replace", said, (name, old, new), {name: lines}, f"sed -i s/{old}/{new}/g {name}", [_shows(name, changed)]
+        "replace", prompt, (name, old, new), {name: lines}, f"sed -i s/{old}/{new}/g {name}", [_shows(name, changed)]
     )
 
 

@@ -80,13 +80,13 @@ class Conversation:
         if self._environment:
             await self._environment.reset()
 
-    async def _exchange(self, said: Sequence[Message], show: Show, *, is_episode: bool) -> None:
+    async def _exchange(self, added: Sequence[Message], show: Show, *, is_episode: bool) -> None:
         self._starts.append(len(self.messages))
-        self.messages += said
+        self.messages += added
         try:
             await self._turns(show, is_episode)
         finally:
-            if self.messages[-1]["role"] != "assistant" and len(self.messages) == self._starts[-1] + len(said):
+            if self.messages[-1]["role"] != "assistant" and len(self.messages) == self._starts[-1] + len(added):
                 self.undo()  # there was no answer
 
     async def _turns(self, show: Show, is_episode: bool) -> None:

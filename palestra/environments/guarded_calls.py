@@ -94,10 +94,10 @@ class _ThreadCall:
 def error_text(error: BaseException) -> str:
     """Returns the error's text on one line, of limited length, even if the exception's `__str__` fails."""
     try:
-        said = " ".join(str(error).split())
+        text = " ".join(str(error).split())
     except Exception:  # boundary: foreign `__str__`
-        said = "(its repr failed)"
-    return f"{type(error).__name__}: {said}"[:ERROR_CHARS] if said else type(error).__name__
+        text = "(its repr failed)"
+    return f"{type(error).__name__}: {text}"[:ERROR_CHARS] if text else type(error).__name__
 
 
 def place_of(error: BaseException, caller: str) -> str:

@@ -147,8 +147,8 @@ class Judge:
             answer = await self._ask(messages)
             if (found := read(answer.text)) is not None:
                 return found, answer
-            said: Message = {"role": "assistant", "content": answer.text}
-            messages = [*messages, said, {"role": "user", "content": AGAIN}]
+            reply: Message = {"role": "assistant", "content": answer.text}
+            messages = [*messages, reply, {"role": "user", "content": AGAIN}]
         raise NoVerdict(f"there is no verdict in its answer: {' '.join(answer.text.split())[:200]!r}")
 
     async def _ask(self, messages: list[Message]) -> JudgeAnswer:
@@ -164,8 +164,8 @@ class Judge:
     def _key(self, messages: list[Message]) -> str:
         """The same for the same question to the same model; the messages have the rubric and what is judged."""
         config = self._config
-        asked = [config.model, self._api.name, config.max_tokens, config.temperature, messages]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        key_parts = [config.model, self._api.name, config.max_tokens, config.temperature, messages]
+        return hashlib.sha256(json.dumps(key_parts, sort_keys=True).encode()).hexdigest()
 
     async def _call(self, key: str, messages: list[Message]) -> str:
         config = self._config

@@ -70,8 +70,8 @@ def read_ranking(count: int, answer: str) -> list[float] | None:
 
 
 def last_answer(rollout: Rollout) -> str:
-    said = [message for message in rollout.messages if message.get("role") == "assistant"]
-    return _text(said[-1]) if said else ""
+    answers = [message for message in rollout.messages if message.get("role") == "assistant"]
+    return _text(answers[-1]) if answers else ""
 
 
 def _messages(rubric: str, ask: str, shown: str) -> list[Message]:

@@ -68,8 +68,8 @@ class ReasoningGym(BaseTextEnv):
 def answer_of(text: str) -> str | None:
     """Returns what stands in the last `<answer>`, as reasoning-gym's own prompts ask for; without one, all that was
     said after thinking."""
-    said = without_thinking(text)
-    return importlib.import_module(f"{PACKAGE}.utils").extract_answer(said) or said.strip() or None
+    visible = without_thinking(text)
+    return importlib.import_module(f"{PACKAGE}.utils").extract_answer(visible) or visible.strip() or None
 
 
 @cache

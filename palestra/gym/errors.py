@@ -119,6 +119,6 @@ class BadAnswer(PeerFailed):
 
     def __init__(self, name: str, path: str, why: str, body: bytes) -> None:
         super().__init__(name, path, 502, body, FailureClass.BAD_ANSWER)
-        told = f"{name}{path}: {why}; it answered: {body[:300].decode(errors='replace')}"
-        self.failure = RowFailure.of(FailureClass.BAD_ANSWER, told)
-        self.args = (told,)
+        text = f"{name}{path}: {why}; it answered: {body[:300].decode(errors='replace')}"
+        self.failure = RowFailure.of(FailureClass.BAD_ANSWER, text)
+        self.args = (text,)

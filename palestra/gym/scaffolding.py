@@ -97,17 +97,17 @@ def check_folder(folder: Path) -> list[str]:
     """Returns what was found, in words. Raises GymConfigError."""
     file = folder / EXAMPLES
     rows = read_rows(file) if file.is_file() else {}
-    said = [f"{file}: {len(rows)} rows"] if rows else []
+    lines = [f"{file}: {len(rows)} rows"] if rows else []
     if is_stock(folder / "app.py"):
-        return said
+        return lines
     server_class = load_class(_instance(folder))
     if rows and issubclass(server_class, ResourcesServer):
         _begin_all(server_class, own_settings(folder), {f"{file}:{number}": row for number, row in rows.items()})
-        said.append("each of them can be seeded")
+        lines.append("each of them can be seeded")
     elif (settings := own_settings(folder)) and settings == _configured(folder):
         _check_settings(server_class, settings, _config_file(folder))
-        said.append("its config is valid")
-    return [*said, f"{server_class.__name__} loads"]
+        lines.append("its config is valid")
+    return [*lines, f"{server_class.__name__} loads"]
 
 
 def read_rows(file: Path) -> dict[int, JsonObject]:

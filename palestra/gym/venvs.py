@@ -182,11 +182,11 @@ async def _run(command: list[str], folder: Path, settings: JsonObject) -> None:
     except OSError as error:
         raise ServerStartError(f"{folder}: cannot run {command[0]} ({error.strerror})") from None
     try:
-        said, _ = await asyncio.wait_for(process.communicate(), INSTALL_S)
+        output, _ = await asyncio.wait_for(process.communicate(), INSTALL_S)
     except TimeoutError:
         raise ServerStartError(f"{folder}: {' '.join(command)} took over {INSTALL_S:.0f} s") from None
     finally:
         await processes.kill(process)
     if process.returncode:
-        words = "\n".join(said.decode(errors="replace").splitlines()[-LAST_LINES:])
+        words = "\n".join(output.decode(errors="replace").splitlines()[-LAST_LINES:])
         raise ServerStartError(f"{folder}: its requirements cannot be installed; {' '.join(command)} printed:\n{words}")

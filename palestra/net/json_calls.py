@@ -28,18 +28,18 @@ async def post_json(http: httpx.AsyncClient, path: str, body: JsonObject, *, pat
         try:
             got = await http.post(path, json=body)
         except httpx.TransportError as error:
-            said = f"does not answer: {str(error) or type(error).__name__}"
+            problem = f"does not answer: {str(error) or type(error).__name__}"
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
             raise CallFailure(f"{http.base_url}: {error}") from None
         else:
             if got.is_success:
                 return _content(got)
-            said = f"answers {got.status_code}: {_reason(got)}"
+            problem = f"answers {got.status_code}: {_reason(got)}"
             if got.status_code not in COME_BACK:
-                raise CallFailure(f"{got.url} {said}")
+                raise CallFailure(f"{got.url} {problem}")
             waits_s = max(waits_s, retry_after_s(got.headers.get("retry-after")))
         if time.monotonic() - began_s + waits_s > patience_s:
-            raise CallFailure(f"{http.base_url}{path} {said}; tried for {time.monotonic() - began_s:.0f} s")
+            raise CallFailure(f"{http.base_url}{path} {problem}; tried for {time.monotonic() - began_s:.0f} s")
         await asyncio.sleep(waits_s)
     raise AssertionError
 

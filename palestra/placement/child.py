@@ -23,7 +23,7 @@ class _Pipes:
     """Our ends of the pipes. They are not asyncio's own, because with these a process counts as running while one of
     its children has them."""
 
-    said: asyncio.StreamReader
+    output: asyncio.StreamReader
     from_it: asyncio.BaseTransport
     to_it: asyncio.WriteTransport
 
@@ -131,7 +131,7 @@ class ChildProcess:
 
     async def _read(self) -> None:
         rest = b""
-        while part := await self._pipes.said.read(PART_BYTES):
+        while part := await self._pipes.output.read(PART_BYTES):
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 self._tell(line)
@@ -149,9 +149,9 @@ class ChildProcess:
 
 async def _connected(our_input: int, our_output: int) -> _Pipes:
     loop = asyncio.get_running_loop()
-    said = asyncio.StreamReader()
+    output = asyncio.StreamReader()
     from_it, _ = await loop.connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(said), os.fdopen(our_input, "rb", buffering=0)
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(our_input, "rb", buffering=0)
     )
     to_it, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(our_output, "wb", buffering=0))
-    return _Pipes(said, from_it, to_it)
+    return _Pipes(output, from_it, to_it)

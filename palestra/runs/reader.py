@@ -127,13 +127,13 @@ class RunReader:
     def status(self) -> RunStatus:
         summary = self.read_summary()
         try:
-            said = RunStatus(summary.get("status", RunStatus.RUNNING))
+            recorded = RunStatus(summary.get("status", RunStatus.RUNNING))
         except (ValueError, AttributeError):
             raise RunError(f"{self.summary_file}: not the summary of a run") from None
         holder = read_holder(self.lock_file)
         if holder is not None and holder.is_alive:
             return RunStatus.RUNNING
-        return RunStatus.KILLED if said is RunStatus.RUNNING else said
+        return RunStatus.KILLED if recorded is RunStatus.RUNNING else recorded
 
     def read_metrics(self) -> list[Row]:
         """One row for each step, in order. A resumed run repeats the steps since its checkpoint: from the first step

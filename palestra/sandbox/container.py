@@ -57,13 +57,13 @@ class DockerSandbox(CommandSandbox):
         if shutil.which(cls.program) is None:
             return f"{cls.program} is not installed"
         try:
-            asked = subprocess.run(
+            probe = subprocess.run(
                 [cls.program, "ps", "-q"], capture_output=True, text=True, check=False, stdin=DEVNULL, timeout=ANSWER_S
             )
         except subprocess.TimeoutExpired:
             return f"{cls.program} does not answer"
-        words = asked.stderr.strip().splitlines()
-        return f"{cls.program} does not run: {words[-1] if words else asked.returncode}" if asked.returncode else None
+        words = probe.stderr.strip().splitlines()
+        return f"{cls.program} does not run: {words[-1] if words else probe.returncode}" if probe.returncode else None
 
     async def start(self) -> Self:
         if self._client is not None:

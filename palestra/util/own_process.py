@@ -69,9 +69,9 @@ async def own_process(
         )
     try:
         with _noting(f"{name} is starting", note):
-            said = await _wait_ready(process, ready, name, log, began_at, error)
-        note(said)
-        address = said.partition(ready)[2].split()[0]
+            ready_line = await _wait_ready(process, ready, name, log, began_at, error)
+        note(ready_line)
+        address = ready_line.partition(ready)[2].split()[0]
         with guarded(_until_ended(process, name, log), error):
             yield address
     finally:

@@ -64,10 +64,10 @@ def _changed(evidence: Evidence, later: Sequence[ProbeEpisode]) -> list[tuple[Pr
 def difference(first: ProbeEpisode, again: ProbeEpisode) -> str:
     """Says what differs first: a message, the end, or the reward."""
     for place, (one, other) in enumerate(zip(first.messages, again.messages, strict=False)):
-        said, later = text_of(one), text_of(other)
-        if said != later:
-            start = max(0, next((i for i, (a, b) in enumerate(zip(said, later, strict=False)) if a != b), 0) - 20)
-            return f"message {place} is {shortened(said[start:], 90)!r}, then {shortened(later[start:], 90)!r}."
+        earlier, later = text_of(one), text_of(other)
+        if earlier != later:
+            start = max(0, next((i for i, (a, b) in enumerate(zip(earlier, later, strict=False)) if a != b), 0) - 20)
+            return f"message {place} is {shortened(earlier[start:], 90)!r}, then {shortened(later[start:], 90)!r}."
     if first.trouble != again.trouble:
         return f"it ends with {first.error or 'no error'}, then with {again.error or 'no error'}."
     if len(first.messages) != len(again.messages):

@@ -106,8 +106,8 @@ def _ungraded(evidence: Evidence) -> Iterator[AuditFinding]:
     unknown = [one for one in ended if one.reward is None]
     if unknown:
         seen = f"{len(unknown)} of {len(ended)} episodes have no reward."
-        said = str(unknown[0].verdict.get("error") or "")
-        seen += f" The verifier says: {said[:200]}" if said else ""
+        reason = str(unknown[0].verdict.get("error") or "")
+        seen += f" The verifier says: {reason[:200]}" if reason else ""
         yield finding_of(FindingKind.UNGRADED, Severity.WARNING, unknown, seen)
 
 

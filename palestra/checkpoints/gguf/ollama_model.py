@@ -105,6 +105,6 @@ def _stops(files: TokenizerFiles) -> list[str]:
 
 def _sampling(base: Path) -> dict[str, Any]:
     file = base / "generation_config.json"
-    said = json.loads(file.read_text()) if file.is_file() else {}
-    chosen = {name: said.get(name) for name in _SAMPLING}
+    settings = json.loads(file.read_text()) if file.is_file() else {}
+    chosen = {name: settings.get(name) for name in _SAMPLING}
     return {_SAMPLING[name]: _PLAIN[name] if value is None else value for name, value in chosen.items()}

@@ -130,9 +130,9 @@ def _tool_texts(shown: Callable[..., str], texts: TemplateTexts) -> ToolTexts | 
         return None
     close, found, result = gaps[3].partition(texts.answer_end)
     later = _cut(two, (arguments, "MARKCALLB"))
-    said = _cut(spoken, (_ANSWERS[0], "MARKCALLA"))
+    with_call = _cut(spoken, (_ANSWERS[0], "MARKCALLA"))
     open_ = gaps[1].removeprefix(begin)
-    if not found or later is None or said is None or not said[1].endswith(open_):
+    if not found or later is None or with_call is None or not with_call[1].endswith(open_):
         return None
     head, head_with_system = heads
     assert head is not None
@@ -147,7 +147,7 @@ def _tool_texts(shown: Callable[..., str], texts: TemplateTexts) -> ToolTexts | 
         middle=gaps[2],
         between=later[1],
         close=close,
-        after_text=said[1].removesuffix(open_),
+        after_text=with_call[1].removesuffix(open_),
         result=result,
         result_end=gaps[4].removesuffix(texts.user),
     )

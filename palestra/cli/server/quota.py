@@ -50,12 +50,12 @@ def set_(owner: str, limits: tuple[str, ...], as_json: bool, **where: Any) -> No
     wait or run. tokens_per_day: of prompts, sampled and trained, by UTC. checkpoint_bytes: that are kept. Amounts are
     numbers such as 8, 2M or 40GB; `none` removes a limit.
     """
-    wanted = parse_limits(limits)
+    parsed = parse_limits(limits)
     with open_store(**where, create=True) as store:
         from palestra.store.queries.quotas import set_quota
 
         with one_line_errors(ValueError):
-            stored = store.write_now(lambda conn: set_quota(conn, owner, wanted))
+            stored = store.write_now(lambda conn: set_quota(conn, owner, parsed))
     shown = quota_json(stored)
     words = ", ".join(f"{name} {shown[name]:,}" for name in LIMITS if shown[name] is not None)
     print_result(as_json, shown, f"{_name(owner)}: {words or 'no limits'}")

@@ -48,8 +48,8 @@ def usage(
     A key shows its own owner; one with the right `admin` shows all owners. Days are by UTC.
     """
     groups = by or ("owner",)
-    wanted = {"by": list(groups), "since": _day(since, "--since"), "until": _day(until, "--until"), "owner": owner}
-    rows = _ask(server, key, {name: value for name, value in wanted.items() if value is not None})
+    query = {"by": list(groups), "since": _day(since, "--since"), "until": _day(until, "--until"), "owner": owner}
+    rows = _ask(server, key, {name: value for name, value in query.items() if value is not None})
     if as_json:
         print_json(rows)
     elif as_csv:
@@ -63,12 +63,12 @@ def usage(
         print_table([head, *([*(_name(row[name]) for name in groups), *_figures(row)] for row in rows)])
 
 
-def _ask(server: str, key: str | None, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+def _ask(server: str, key: str | None, query: dict[str, Any]) -> list[dict[str, Any]]:
     import httpx
 
     try:
         got = httpx.get(
-            f"{server.rstrip('/')}/api/v1/usage", params=wanted, headers={"X-API-Key": key or ""}, timeout=ANSWER_S
+            f"{server.rstrip('/')}/api/v1/usage", params=query, headers={"X-API-Key": key or ""}, timeout=ANSWER_S
         )
         body = got.json()
     except (httpx.TransportError, ValueError) as e:

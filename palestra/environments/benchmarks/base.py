@@ -87,7 +87,7 @@ class BenchmarkEnv(BaseTextEnv):
         system = [{"role": "system", "content": str(options["system"])}] if options.get("system") else []
         return [*system, *shots, {"role": "user", "content": cls.question(task, options)}]
 
-    async def grade_answer(self, said: str) -> float:
+    async def grade_answer(self, reply: str) -> float:
         """Returns the reward of an answer, from which reasoning was removed. Whatever it raises says nothing about the
         model: the rollout does not count."""
         raise NotImplementedError

@@ -36,9 +36,9 @@ class Bfcl(BenchmarkEnv):
         found = tasks_from(CHILD, python, "tasks", *chosen)
         return [{**task, "python": str(python), "level": task["category"]} for task in found]
 
-    async def grade_answer(self, said: str) -> float:
+    async def grade_answer(self, reply: str) -> float:
         names = ("category", "functions", "answers")
-        question = {"task": {name: self.extras[name] for name in names}, "said": said}
+        question = {"task": {name: self.extras[name] for name in names}, "said": reply}
         try:
             found = await shared_graders(CHILD, Path(str(self.extras["python"]))).request(question, LIMIT_S)
         except ChildError as error:  # an answer that takes more time than any call

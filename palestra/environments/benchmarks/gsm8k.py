@@ -49,11 +49,11 @@ class Gsm8k(BenchmarkEnv):
         found = [row.content for _, row in zip(range(count), read_rows(train), strict=False)]
         return [message for row in found for message in turn(cls.question(dict(row), options), str(row["answer"]))]
 
-    async def grade_answer(self, said: str) -> float:
+    async def grade_answer(self, reply: str) -> float:
         answer = normal(str(self.extras["answer"]))
-        marked = MARKED.search(said)
+        marked = MARKED.search(reply)
         self._report["strict_match"] = marked is not None and normal(marked[1]) == answer
-        numbers = ANY_NUMBER.findall(said)
+        numbers = ANY_NUMBER.findall(reply)
         self._report["flexible_extract"] = bool(numbers) and normal(numbers[-1].strip()) == answer
         return float(self._report["flexible_extract"])
 

@@ -101,11 +101,11 @@ async def _wait_until_ready(process: asyncio.subprocess.Process) -> None:
 
 async def _conversation(program: asyncio.subprocess.Process, check: asyncio.subprocess.Process) -> ProgramVerdict:
     while line := await _line(check):
-        said = msgspec.json.decode(line, type=_FromTests)
-        if said.broken is not None:
-            raise CannotJudge(f"the tests of the task do not run: {said.broken}")
-        if said.passed is not None:
-            return ProgramVerdict(said.passed, said.error)
+        message = msgspec.json.decode(line, type=_FromTests)
+        if message.broken is not None:
+            raise CannotJudge(f"the tests of the task do not run: {message.broken}")
+        if message.passed is not None:
+            return ProgramVerdict(message.passed, message.error)
         _send(program, line)
         _send(check, await _line(program) or b'{"error": ["", "the process of the program has ended"]}\n')
     return ProgramVerdict(False, "the tests' process ended: what the program returned is too much for it")

@@ -21,14 +21,14 @@ NO_NAMES = {"assert", "set", "sorted", "list", "tuple", "str", "int", "float", "
 
 
 class _Programs(BenchmarkEnv):
-    def program(self, said: str) -> str:
+    def program(self, reply: str) -> str:
         raise NotImplementedError
 
     def tests(self) -> ProgramTests:
         raise NotImplementedError
 
-    async def grade_answer(self, said: str) -> float:
-        verdict = await run_tests(self.program(said), self.tests())
+    async def grade_answer(self, reply: str) -> float:
+        verdict = await run_tests(self.program(reply), self.tests())
         self._report = {"passed": verdict.passed, "error": verdict.error}
         return float(verdict.passed)
 
@@ -49,12 +49,12 @@ class HumanEval(_Programs):
             "entry_point": texts["entry_point"],
         }
 
-    def program(self, said: str) -> str:
+    def program(self, reply: str) -> str:
         """A whole function, in a fence or without one, comes after the task's own code, which has imports and helpers;
         anything else completes that code."""
         code, name = str(self.extras["code"]), str(self.extras["entry_point"])
-        fenced = code_in(said, name)
-        answer = said if fenced is None else fenced
+        fenced = code_in(reply, name)
+        answer = reply if fenced is None else fenced
         if defines(answer, name):
             return f"{code}\n    pass\n\n{answer}\n"
         return code + (answer[: found.start()] if (found := ENDS.search(answer)) else answer) + "\n"
@@ -118,20 +118,20 @@ class Mbpp(_Programs):
             "setup": "\n".join(map(str, setup)),
         }
 
-    def program(self, said: str) -> str:
+    def program(self, reply: str) -> str:
         names = [name for name in CALLED.findall(str(self.extras["tests"])) if name not in NO_NAMES]
-        code = code_in(said, names[0] if names else "")
+        code = code_in(reply, names[0] if names else "")
         if code is None:
-            code = said.partition("[BEGIN]")[2] or said
+            code = reply.partition("[BEGIN]")[2] or reply
         return code.partition("[DONE]")[0] + "\n"
 
     def tests(self) -> ProgramTests:
         return ProgramTests(setup=str(self.extras["setup"]), tests=str(self.extras["tests"]))
 
 
-def code_in(said: str, name: str) -> str | None:
+def code_in(reply: str, name: str) -> str | None:
     """Returns the first fenced block that defines the function, or else the first; None without any."""
-    blocks = FENCED.findall(said)
+    blocks = FENCED.findall(reply)
     return next((one for one in blocks if defines(one, name)), blocks[0] if blocks else None)
 
 

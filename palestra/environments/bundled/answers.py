@@ -53,9 +53,9 @@ class Answers(BaseTextEnv):
         if self.turns:
             raise RuntimeError("answers: the episode is over after one step")
         self.turns += 1
-        said = without_thinking(action)
-        self._final = final_answer(said)
-        is_right = any(self._is_right(said, accepted) for accepted in self._accepted)
+        reply = without_thinking(action)
+        self._final = final_answer(reply)
+        is_right = any(self._is_right(reply, accepted) for accepted in self._accepted)
         metadata = {"said": self._final}
         return BaseTextEnvStepOutput(observations=[], reward=float(is_right), done=True, metadata=metadata)
 
@@ -68,7 +68,7 @@ class Answers(BaseTextEnv):
     def get_metrics(self) -> JsonObject:
         return {"parse_error": 0.0 if self._final else 1.0}
 
-    def _is_right(self, said: str, accepted: str) -> bool:
+    def _is_right(self, reply: str, accepted: str) -> bool:
         number = _number(accepted)
         match self._match or (AnswerMatch.TEXT if number is None else AnswerMatch.NUMBER):
             case AnswerMatch.NUMBER:
@@ -77,16 +77,16 @@ class Answers(BaseTextEnv):
             case AnswerMatch.TEXT:
                 return _plain(self._final) == _plain(accepted)
             case AnswerMatch.CONTAINS:
-                return re.search(rf"(?<!\w){re.escape(accepted.casefold())}(?!\w)", said.casefold()) is not None
+                return re.search(rf"(?<!\w){re.escape(accepted.casefold())}(?!\w)", reply.casefold()) is not None
 
 
-def final_answer(said: str) -> str:
-    found = last_boxed(said)
-    if found is None and GSM8K_MARK in said:
-        found = said.rpartition(GSM8K_MARK)[2]
+def final_answer(reply: str) -> str:
+    found = last_boxed(reply)
+    if found is None and GSM8K_MARK in reply:
+        found = reply.rpartition(GSM8K_MARK)[2]
     if found is None:
-        found = after_label(said)
-    return unwrapped(said if found is None else found)
+        found = after_label(reply)
+    return unwrapped(reply if found is None else found)
 
 
 def _number(text: str) -> Decimal | None:

@@ -107,10 +107,10 @@ class Arithmetic(BaseTextEnv):
         if self.turns:
             raise RuntimeError("arithmetic: the episode is over after one step")
         self.turns += 1
-        said = last_integer(without_thinking(action))
-        self._has_number = said is not None
-        reward = 1.0 if said == self.extras["answer"] else 0.0
-        return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={"said": said})
+        number = last_integer(without_thinking(action))
+        self._has_number = number is not None
+        reward = 1.0 if number == self.extras["answer"] else 0.0
+        return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={"said": number})
 
     def get_metrics(self) -> JsonObject:
         return {"parse_error": 0.0 if self._has_number else 1.0}

@@ -81,9 +81,9 @@ class Stockroom(BaseTextEnv):
         if self._is_over:
             raise RuntimeError("stockroom: the episode is over")
         self.turns += 1
-        said, calls, before = without_thinking(action), self._tool_calls, self._parse_errors
-        is_done = DONE in said
-        observation = self._run_tool(said, is_done)
+        reply, calls, before = without_thinking(action), self._tool_calls, self._parse_errors
+        is_done = DONE in reply
+        observation = self._run_tool(reply, is_done)
         self._is_over = is_done or self.turns >= self.max_turns
         metadata = {
             "turn": self.turns,
@@ -95,7 +95,7 @@ class Stockroom(BaseTextEnv):
             message = {"role": "user", "content": observation}
             return BaseTextEnvStepOutput(observations=[message], reward=0.0, done=False, metadata=metadata)
         metadata["done_reason"] = "agent_done" if is_done else "max_turns"
-        return BaseTextEnvStepOutput(observations=[], reward=self._verify(said), done=True, metadata=metadata)
+        return BaseTextEnvStepOutput(observations=[], reward=self._verify(reply), done=True, metadata=metadata)
 
     def get_metrics(self) -> JsonObject:
         return {
@@ -105,9 +105,9 @@ class Stockroom(BaseTextEnv):
             "parse_error": float(self._parse_errors > 0),
         }
 
-    def _run_tool(self, said: str, is_done: bool) -> str:
+    def _run_tool(self, reply: str, is_done: bool) -> str:
         """Returns what the policy reads. A message that only ends the episode needs no call."""
-        call = parse_tool_call(said)
+        call = parse_tool_call(reply)
         if isinstance(call, ParsedCall):
             self._tool_calls += 1
             try:
@@ -127,9 +127,9 @@ class Stockroom(BaseTextEnv):
             raise ToolRefusal(f"{call.name} takes {' and '.join(parameters)}")
         return self._execute_tool("stockroom", call.name, [call.arguments[name] for name in parameters])
 
-    def _verify(self, said: str) -> float:
+    def _verify(self, reply: str) -> float:
         """Grades the answer, which is what was said last, not the arguments of a call."""
-        number = last_integer(CALLS.sub(" ", said.partition(DONE)[0]))
+        number = last_integer(CALLS.sub(" ", reply.partition(DONE)[0]))
         if number is None:
             self._parse_errors += 1
         return 1.0 if number == self._answer else 0.0

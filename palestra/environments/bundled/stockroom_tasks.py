@@ -78,11 +78,11 @@ def answer_text(number: int) -> str:
 def solve(task: Task) -> list[str]:
     """Returns the messages of a perfect policy, turn by turn."""
     kind, items, stock = Kind(task.extras["kind"]), task.extras["items"], task.extras["stock"]
-    said = [call_text("count", item=item) for item in items]
+    turns = [call_text("count", item=item) for item in items]
     if kind is not Kind.ONE:
         first, second = (stock[item] for item in items)
-        said.append(call_text("add" if kind is Kind.SUM else "subtract", a=first, b=second))
-    return [*said, answer_text(answer(kind, items, stock))]
+        turns.append(call_text("add" if kind is Kind.SUM else "subtract", a=first, b=second))
+    return [*turns, answer_text(answer(kind, items, stock))]
 
 
 def is_held_out(kind: Kind, items: Sequence[str]) -> bool:

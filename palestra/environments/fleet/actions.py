@@ -40,8 +40,8 @@ class AgentAction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_action(text: str, grammar: ActionGrammar = ActionGrammar.LENIENT) -> AgentAction:
-    said = without_thinking(text)
-    outside, calls = _outside_calls(said)
+    visible = without_thinking(text)
+    outside, calls = _outside_calls(visible)
     is_done = DONE.search(outside) is not None
     if grammar is ActionGrammar.STRICT:
         return AgentAction(call=_strict_call(text), is_done=is_done)
@@ -52,32 +52,32 @@ def parse_action(text: str, grammar: ActionGrammar = ActionGrammar.LENIENT) -> A
     return AgentAction(is_done=is_done, problem=found.reason if found else "")
 
 
-def _outside_calls(said: str) -> tuple[str, int]:
+def _outside_calls(visible: str) -> tuple[str, int]:
     """Returns the text without calls and unfinished reasoning, and the number of calls."""
     outside: list[str] = []
     place, count = 0, 0
-    while (found := _next_tag(said, place)) is not None:
+    while (found := _next_tag(visible, place)) is not None:
         start, tag = found
-        outside.append(said[place:start])
-        place, count = _end_of_call(said, start + len(tag), closing_of(tag)), count + 1
-    return ("".join(outside) + said[place:]).partition(OPEN_THINK)[0], count
+        outside.append(visible[place:start])
+        place, count = _end_of_call(visible, start + len(tag), closing_of(tag)), count + 1
+    return ("".join(outside) + visible[place:]).partition(OPEN_THINK)[0], count
 
 
-def _next_tag(said: str, place: int) -> tuple[int, str] | None:
-    found = [(start, tag) for tag in TAGS if (start := said.find(tag, place)) >= 0]
+def _next_tag(visible: str, place: int) -> tuple[int, str] | None:
+    found = [(start, tag) for tag in TAGS if (start := visible.find(tag, place)) >= 0]
     return min(found, default=None)
 
 
-def _end_of_call(said: str, start: int, closing: str) -> int:
+def _end_of_call(visible: str, start: int, closing: str) -> int:
     """Returns where a call ends: after its JSON, if that can be parsed, because a quoted closing tag does not count.
     Else after the tag, or nowhere."""
     try:
-        end = json.JSONDecoder().raw_decode(said, start + len(said[start:]) - len(said[start:].lstrip()))[1]
+        end = json.JSONDecoder().raw_decode(visible, start + len(visible[start:]) - len(visible[start:].lstrip()))[1]
     except (ValueError, RecursionError):
         end = start
-    closed = said.find(closing, end)
-    is_next = closed >= 0 and (end == start or not said[end:closed].strip())
-    return closed + len(closing) if is_next else (end if end > start else len(said))
+    closed = visible.find(closing, end)
+    is_next = closed >= 0 and (end == start or not visible[end:closed].strip())
+    return closed + len(closing) if is_next else (end if end > start else len(visible))
 
 
 def _strict_call(text: str) -> CallRequest | None:

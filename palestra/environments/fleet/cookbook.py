@@ -132,13 +132,13 @@ def text_of(message: Message) -> str:
     format."""
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    said = [
+    texts = [
         f"<think>{part['thinking']}</think>" if part["type"] == "thinking" else part.get("text", "") for part in parts
     ]
     for call in message.get("tool_calls") or []:
         named = {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
-        said.append(f"<tool_call>{json.dumps(named, ensure_ascii=False)}</tool_call>")
-    return "".join([*said, *(call.raw_text for call in message.get("unparsed_tool_calls") or [])])
+        texts.append(f"<tool_call>{json.dumps(named, ensure_ascii=False)}</tool_call>")
+    return "".join([*texts, *(call.raw_text for call in message.get("unparsed_tool_calls") or [])])
 
 
 @dataclass

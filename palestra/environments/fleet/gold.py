@@ -35,7 +35,7 @@ async def gold_conversation(task_key: str, style: PromptStyle = PromptStyle.FULL
     env = FleetTaskEnv({"tasks_file": PLATFORM, "prompt_style": style}, {"task_key": task_key, "max_turns": MAX_TURNS})
     try:
         await env.init_async([])
-        steps = [await env.step_async(said) for said in gold_messages(task_key)]
+        steps = [await env.step_async(message) for message in gold_messages(task_key)]
     finally:
         await env.close_async()
     if (reward := steps[-1]["reward"]) != 1.0:

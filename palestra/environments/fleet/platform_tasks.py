@@ -129,8 +129,8 @@ def gold_messages(task_key: str) -> list[str]:
         played = play_golden(task, instance)
     finally:
         instance.close()
-    said = [_call_text(call.tool, call.arguments) for call, _ in played.steps]
-    return [*said, "<done>" if played.answer is None else _call_text(ANSWER_TOOL, {"answer": played.answer})]
+    turns = [_call_text(call.tool, call.arguments) for call, _ in played.steps]
+    return [*turns, "<done>" if played.answer is None else _call_text(ANSWER_TOOL, {"answer": played.answer})]
 
 
 def _call_text(tool: str, arguments: JsonObject) -> str:

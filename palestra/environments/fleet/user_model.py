@@ -53,10 +53,10 @@ async def rephrased(user: UserModel, hidden: JsonMapping, answer: str) -> str:
     """Returns the answer as the model says it. `hidden` is the user's side of the instance, whose talk ends with the
     answer. Raises BackendError if the endpoint does not answer."""
     api = chat_api(user.api, user.base_url)
-    said = "\n".join(f"{one['who'].capitalize()}: {one['text']}" for one in hidden["talk"][:-1])
+    talk = "\n".join(f"{one['who'].capitalize()}: {one['text']}" for one in hidden["talk"][:-1])
     messages: list[Message] = [
         {"role": "system", "content": ORDER.format(name=hidden["user"])},
-        {"role": "user", "content": f"{said}\n\nYou say next: {answer}"},
+        {"role": "user", "content": f"{talk}\n\nYou say next: {answer}"},
     ]
     body = api.body(user.model, messages, {"max_tokens": MAX_TOKENS, "temperature": user.temperature})
     headers, limit_s = api.headers(os.environ.get(user.key_env, "") or "none"), user.timeout_s

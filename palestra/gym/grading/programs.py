@@ -74,13 +74,13 @@ class JailSandbox:
     async def run(self, program: Program) -> list[ProgramOutcome]:
         question, limit_s = _question(program)
         async with self._slots:
-            said = await process.run_sandboxed(CHILD, question, limit_s=limit_s, max_answer=MAX_ANSWER)
-        if said.status == NO_SANDBOX and not said.answer:
+            outcome = await process.run_sandboxed(CHILD, question, limit_s=limit_s, max_answer=MAX_ANSWER)
+        if outcome.status == NO_SANDBOX and not outcome.answer:
             raise NoSandbox(
                 "this kernel cannot filter system calls (that needs Linux with seccomp), so programs of a "
                 "model would run unconfined; name a sandbox (`sandbox: docker`), or set `trust_programs: true`"
             )
-        return _outcomes(said.answer, said.status, len(program.inputs))
+        return _outcomes(outcome.answer, outcome.status, len(program.inputs))
 
 
 class BackendProgramSandbox:
@@ -99,12 +99,12 @@ class BackendProgramSandbox:
             if problem := self._backend.problem():
                 raise NoSandbox(f"programs cannot run in {self.name}: {problem}")
             async with self._backend(SandboxSpec(files=files, limits=limits)) as box:
-                said = await box.exec(command, stdin=question, limit_s=limit_s, max_output=MAX_ANSWER)
-        if said.status == NO_PYTHON:
+                outcome = await box.exec(command, stdin=question, limit_s=limit_s, max_output=MAX_ANSWER)
+        if outcome.status == NO_PYTHON:
             raise NoSandbox(f"there is no python3 in the sandbox {self.name}, which programs need")
-        if said.status == NO_SANDBOX and not said.stdout:
+        if outcome.status == NO_SANDBOX and not outcome.stdout:
             raise NoSandbox(f"the kernel below {self.name} cannot filter system calls; set `trust_programs: true`")
-        return _outcomes(said.stdout, said.status, len(program.inputs))
+        return _outcomes(outcome.stdout, outcome.status, len(program.inputs))
 
 
 def sandbox_named(name: str | None, at_once: int | None) -> ProgramSandbox:

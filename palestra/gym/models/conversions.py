@@ -26,7 +26,7 @@ def chat_request(params: JsonMapping, *, with_ids: bool) -> JsonObject:
     """Converts `params`, as `requests.checked` returns them; the caller adds the model's name. Raises BadRequest."""
     try:
         found = chat_messages(params["input"], params.get("instructions"), ChatDialect.PLAIN, with_ids=with_ids)
-        said = _tools(params)
+        tool_fields = _tools(params)
     except ItemError as e:
         place = e.place if e.field is None else (*e.place, e.field)
         raise BadRequest(place, str(e), given=e.given) from None
@@ -39,8 +39,8 @@ def chat_request(params: JsonMapping, *, with_ids: bool) -> JsonObject:
     effort = params.get("reasoning", {}).get("effort")
     if effort is not None:
         body["reasoning_effort"] = effort
-    asked = chat_format(params.get("text", {}).get("format"))
-    return body | said | ({} if asked is None else {"response_format": asked})
+    response_format = chat_format(params.get("text", {}).get("format"))
+    return body | tool_fields | ({} if response_format is None else {"response_format": response_format})
 
 
 def _tools(params: JsonMapping) -> JsonObject:
@@ -99,10 +99,10 @@ def output_items(message: JsonMapping, *, has_thoughts: bool) -> list[JsonObject
     return items
 
 
-def usage(told: JsonMapping | None) -> JsonObject | None:
-    if not told:
+def usage(usage_there: JsonMapping | None) -> JsonObject | None:
+    if not usage_there:
         return None
-    cached = (told.get("prompt_tokens_details") or {}).get("cached_tokens")
-    reasoned = (told.get("completion_tokens_details") or {}).get("reasoning_tokens")
-    read, generated = told.get("prompt_tokens") or 0, told.get("completion_tokens") or 0
+    cached = (usage_there.get("prompt_tokens_details") or {}).get("cached_tokens")
+    reasoned = (usage_there.get("completion_tokens_details") or {}).get("reasoning_tokens")
+    read, generated = usage_there.get("prompt_tokens") or 0, usage_there.get("completion_tokens") or 0
     return written.usage_body(read, generated, cached=cached, reasoned=reasoned)

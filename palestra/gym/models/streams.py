@@ -113,10 +113,10 @@ def _text_events(where: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
     kind = "refusal" if part.get("type") == "refusal" else "text"
     name = "response.refusal" if kind == "refusal" else "response.output_text"
     yield {"type": "response.content_part.added", **where, "part": {**part, kind: ""}}
-    said = part.get(kind) or ""
-    if said:
-        yield {"type": f"{name}.delta", **where, "delta": said, "logprobs": []}
-    yield {"type": f"{name}.done", **where, kind: said, "logprobs": []}
+    content = part.get(kind) or ""
+    if content:
+        yield {"type": f"{name}.delta", **where, "delta": content, "logprobs": []}
+    yield {"type": f"{name}.done", **where, kind: content, "logprobs": []}
     yield {"type": "response.content_part.done", **where, "part": part}
 
 

@@ -95,10 +95,10 @@ class NemoRlResultReader:
     def _stand_in(self) -> list[Message]:
         """Returns a placeholder: a batch has a place for each row, and each place needs a prompt and an answer."""
         flags = {"is_invalid_tool_call": False, "has_malformed_thinking": False}
-        said = {"token_ids": self._ids([0]), "generation_logprobs": self._numbers([0.0])}
+        sampled = {"token_ids": self._ids([0]), "generation_logprobs": self._numbers([0.0])}
         return [
             {"role": "user", "content": "", "token_ids": self._ids([0])},
-            {"role": "assistant", "content": "", **said, **flags},
+            {"role": "assistant", "content": "", **sampled, **flags},
         ]
 
     def _write_texts(self, calls: Sequence[GymModelCall]) -> None:
@@ -106,8 +106,8 @@ class NemoRlResultReader:
         if self.tokenizer is None or not calls:
             return
         prompts = self.tokenizer.batch_decode([list(call.item[TOKEN_FIELDS[0]]) for call in calls])
-        said = self.tokenizer.batch_decode([call.tokens for call in calls])
-        for call, prompt, text in zip(calls, prompts, said, strict=True):
+        sampled = self.tokenizer.batch_decode([call.tokens for call in calls])
+        for call, prompt, text in zip(calls, prompts, sampled, strict=True):
             assert isinstance(call.item, dict)
             call.item.update(prompt_str=prompt, generation_str=text)
 

@@ -39,9 +39,9 @@ async def computed_requirements(
     except SandboxError as error:
         raise ServerStartError(f"{_problem(folder)}; no sandbox can be had for it: {error}{_hint(folder)}") from None
     if done.status:
-        said = "\n".join(done.stderr.decode(errors="replace").splitlines()[-_LAST_LINES:])
+        output = "\n".join(done.stderr.decode(errors="replace").splitlines()[-_LAST_LINES:])
         where, hint = ("", "") if is_allowed else (" in a sandbox without a network", _hint(folder))
-        raise ServerStartError(f"{_problem(folder)}; it failed{where} and printed:\n{said}{hint}")
+        raise ServerStartError(f"{_problem(folder)}; it failed{where} and printed:\n{output}{hint}")
     return json.loads(done.stdout)
 
 

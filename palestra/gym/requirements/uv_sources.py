@@ -122,8 +122,8 @@ class UvSources:
         )
         url, _, query = place.partition("?")
         pin = [(key, source[key]) for key in GIT_REFERENCES if key in source]
-        asked = [one for one in parse_qsl(query) if one[0] in GIT_REFERENCES]
-        return commit if commit and url == source["git"] and asked == pin else None
+        references = [one for one in parse_qsl(query) if one[0] in GIT_REFERENCES]
+        return commit if commit and url == source["git"] and references == pin else None
 
     def _locked_hash(self, name: str, url: str) -> str | None:
         """Returns the hash of the project's lock for the file at this address, as a URL has it."""

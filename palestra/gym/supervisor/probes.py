@@ -37,9 +37,9 @@ async def check_server(name: str, host: str, port: int, timeout_s: float) -> Non
     answer = await get(f"http://{reachable(host)}:{port}/", timeout_s)
     if answer.status != 200:
         raise NoAnswer(f"answers with status {answer.status}")
-    said = answer.headers.get(NAME_HEADER, name)
-    if said != name:
-        raise NoAnswer(f"the server {said!r} answers there")
+    name_there = answer.headers.get(NAME_HEADER, name)
+    if name_there != name:
+        raise NoAnswer(f"the server {name_there!r} answers there")
 
 
 def reachable(host: str) -> str:
@@ -85,12 +85,12 @@ async def wait_for_upstreams(config: GymConfig, report: Callable[[str], None]) -
 
 
 async def _wait(url: str, limit_s: float, report: Callable[[str], None]) -> str | None:
-    asked = f"{url.rstrip('/')}/models" if url.rstrip("/").endswith("/v1") else url
+    probed = f"{url.rstrip('/')}/models" if url.rstrip("/").endswith("/v1") else url
     until = time.monotonic() + limit_s
     tell_at = time.monotonic() + TELL_S
     while True:
         try:
-            await get(asked, min(PROBE_S, limit_s))
+            await get(probed, min(PROBE_S, limit_s))
             return None
         except NoAnswer as error:
             if time.monotonic() + PAUSE_S > until:

@@ -26,7 +26,7 @@ class AnthropicMessages:
 
     def body(self, model: str, messages: Sequence[Message], options: Mapping[str, object]) -> JsonObject:
         system = "\n\n".join(_text(one) for one in messages if one["role"] in SYSTEM)
-        said = [
+        blocks = [
             {
                 "role": "assistant" if one["role"] == "assistant" else "user",
                 "content": _text(one) or EMPTY,
@@ -34,7 +34,7 @@ class AnthropicMessages:
             for one in messages
             if one["role"] not in SYSTEM
         ]
-        body: JsonObject = {"model": model, "max_tokens": options.get("max_tokens") or MAX_TOKENS, "messages": said}
+        body: JsonObject = {"model": model, "max_tokens": options.get("max_tokens") or MAX_TOKENS, "messages": blocks}
         body |= {name: options[name] for name in ("temperature", "top_k", "stream") if name in options}
         if options.get("top_p", 1.0) != 1.0:  # newer models refuse it beside a temperature
             body["top_p"] = options["top_p"]

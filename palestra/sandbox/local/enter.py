@@ -34,21 +34,21 @@ def main(control: socket.socket, process: int) -> None:
         ns.hide()
         ns.enter(process, ns.ALL)
         os.close(process)
-        told, tell = os.pipe()
+        readable, writable = os.pipe()
         child = os.fork()
         if child == 0:
-            os.close(told)
-            _command(order, members, tell)
+            os.close(readable)
+            _command(order, members, writable)
     except BaseException as error:  # boundary: the owner reads why
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         _fail()
-    _wait(child, told, tell)
+    _wait(child, readable, writable)
 
 
-def _wait(child: int, told: int, tell: int) -> NoReturn:
-    os.close(tell)
-    session = os.read(told, 32)
+def _wait(child: int, readable: int, writable: int) -> NoReturn:
+    os.close(writable)
+    session = os.read(readable, 32)
 
     def end(_number: int, _frame: FrameType | None) -> None:
         _kill_session(session)
@@ -62,7 +62,7 @@ def _wait(child: int, told: int, tell: int) -> NoReturn:
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 
 
-def _command(order: dict[str, Any], members: int | None, tell: int) -> NoReturn:
+def _command(order: dict[str, Any], members: int | None, writable: int) -> NoReturn:
     """Becomes the command: from here on in the sandbox, without a way back."""
     try:
         ns.die_with_parent()
@@ -71,7 +71,7 @@ def _command(order: dict[str, Any], members: int | None, tell: int) -> NoReturn:
             os.write(members, b"0")
         ns.limit(order["limits"])
         ns.drop_capabilities()
-        os.write(tell, str(os.getpid()).encode())
+        os.write(writable, str(os.getpid()).encode())
         os.closerange(3, 1 << 16)
         os.chdir(order["cwd"])
         if not seccomp.load(bytes.fromhex(order["filter"])):

@@ -87,9 +87,9 @@ class Drawings(BaseTextEnv):
         if self.turns:
             raise RuntimeError("drawings: the episode is over after one step")
         self.turns += 1
-        said = without_thinking(action).strip().lower().removesuffix(".")
-        self._is_answer = said in self.extras["options"]
-        reward = 1.0 if said == self.extras["answer"] else 0.0
+        reply = without_thinking(action).strip().lower().removesuffix(".")
+        self._is_answer = reply in self.extras["options"]
+        reward = 1.0 if reply == self.extras["answer"] else 0.0
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
 
     def get_metrics(self) -> JsonObject:

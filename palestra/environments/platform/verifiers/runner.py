@@ -86,10 +86,10 @@ async def run_verifier(
     }
     question = json.dumps(header).encode() + b"\n" + b"".join(databases)
     async with _room():
-        said = await process.run_sandboxed(CHILD, question, limit_s=limits.wall_s, max_answer=MAX_ANSWER)
-    if said.is_late:
+        outcome = await process.run_sandboxed(CHILD, question, limit_s=limits.wall_s, max_answer=MAX_ANSWER)
+    if outcome.is_late:
         return VerifierExecution(success=False, error=f"the verifier did not finish within {limits.wall_s:g} s")
-    return _execution(said)
+    return _execution(outcome)
 
 
 def _room() -> asyncio.Semaphore:
@@ -104,13 +104,13 @@ def read_database(file: Path) -> bytes:
         return connection.serialize()
 
 
-def _execution(said: process.ChildAnswer) -> VerifierExecution:
+def _execution(outcome: process.ChildAnswer) -> VerifierExecution:
     """Converts the child's answer. A verifier can write into the pipe, too: an invalid answer is none."""
     try:
-        found = msgspec.json.decode(said.answer, type=_Answer)
+        found = msgspec.json.decode(outcome.answer, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return VerifierExecution(
-            success=False, error=f"the verifier's process ended without an answer (status {said.status})"
+            success=False, error=f"the verifier's process ended without an answer (status {outcome.status})"
         )
     if not found.is_tight:
         _warn_once()

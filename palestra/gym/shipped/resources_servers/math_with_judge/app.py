@@ -61,14 +61,14 @@ class Math(ResourcesServer[MathSettings]):
 
     async def verify(self, response: JsonObject, expected_answer: str, question: str = "") -> JsonMapping:
         text = output_text(response)
-        said = self._extracted(text)
-        is_right = said is not None and canonical(said) == canonical(expected_answer)
-        extra: JsonObject = {"extracted_answer": said}
+        answer = self._extracted(text)
+        is_right = answer is not None and canonical(answer) == canonical(expected_answer)
+        extra: JsonObject = {"extracted_answer": answer}
         if not is_right and self.settings.symbolic and text.strip():
-            is_right = await self._is_equal(expected_answer, said or text, extra)
+            is_right = await self._is_equal(expected_answer, answer or text, extra)
         extra["library_reward"] = float(is_right)
         if not is_right and self.settings.should_use_judge and text.strip():
-            is_right = await self._is_judged_equal(question, expected_answer, said or text)
+            is_right = await self._is_judged_equal(question, expected_answer, answer or text)
             extra["judge_reward"] = float(is_right)
         return {"reward": float(is_right), **extra}
 
@@ -93,8 +93,8 @@ class Math(ResourcesServer[MathSettings]):
             case AnswerFrom.LAST_NUMBER:
                 return last_number(text)
 
-    async def _is_equal(self, expected: str, said: str, extra: JsonObject) -> bool:
-        boxed = said if self.settings.answer_from is not AnswerFrom.BOXED else f"\\boxed{{{said}}}"
+    async def _is_equal(self, expected: str, answer: str, extra: JsonObject) -> bool:
+        boxed = answer if self.settings.answer_from is not AnswerFrom.BOXED else f"\\boxed{{{answer}}}"
         try:
             found = await self._children.request(
                 {"expected": unwrapped(expected), "said": boxed}, self.settings.library_verifier_timeout_seconds
@@ -105,9 +105,9 @@ class Math(ResourcesServer[MathSettings]):
         extra["extracted_answer"] = extra["extracted_answer"] or found["extracted"]
         return found["is_right"]
 
-    async def _is_judged_equal(self, question: str, expected: str, said: str) -> bool:
+    async def _is_judged_equal(self, question: str, expected: str, answer: str) -> bool:
         """Asks the judge in both orders, because judges prefer a position."""
-        for first, second in ((expected, said), (said, expected)):
+        for first, second in ((expected, answer), (answer, expected)):
             prompt = JUDGE.format(question=question, first=first, second=second)
             body = {**self.settings.judge_responses_create_params, "input": [{"role": "user", "content": prompt}]}
             assert self.settings.judge_model_server is not None

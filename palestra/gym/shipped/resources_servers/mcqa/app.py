@@ -89,8 +89,8 @@ def letter_of(text: str, mode: GradingMode, options: Options) -> str | None:
     """Returns the chosen option; None: none of them, or more than one."""
     allowed = letters(options)
     if mode in (GradingMode.ANSWER_COLON, GradingMode.ANSWER_COLON_MD):
-        said = after_label(text)
-        return _letter(said, allowed, _LEADING) if said and not _SEVERAL.search(said) else None
+        answer = after_label(text)
+        return _letter(answer, allowed, _LEADING) if answer and not _SEVERAL.search(answer) else None
     box = last_boxed(text)
     if box is None:
         return None
@@ -101,9 +101,9 @@ def letter_of(text: str, mode: GradingMode, options: Options) -> str | None:
     return found
 
 
-def by_text(said: str, options: Options) -> str | None:
+def by_text(answer: str, options: Options) -> str | None:
     """Returns the only option whose text occurs in the answer."""
-    words = _plain(said)
+    words = _plain(answer)
     found = {
         letter.upper()
         for one in options
@@ -116,13 +116,13 @@ def by_text(said: str, options: Options) -> str | None:
 def by_match(matches: Sequence[str | None], options: Options) -> str | None:
     """Returns the letter, or the option's text, in the first match that has one."""
     for match in matches:
-        said = (match or "").strip()
-        if len(said) == 1 and said.isalpha():
-            return said.upper()
+        answer = (match or "").strip()
+        if len(answer) == 1 and answer.isalpha():
+            return answer.upper()
         exact = {
-            letter.upper() for one in options for letter, own in one.items() if own and _plain(own) == _plain(said)
+            letter.upper() for one in options for letter, own in one.items() if own and _plain(own) == _plain(answer)
         }
-        if said and len(exact) == 1:
+        if answer and len(exact) == 1:
             return exact.pop()
     return None
 
