@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from palestra.util.json_types import JsonObject
 from palestra.util.picture_headers import read_header
-from palestra.util.picture_parts import data_url, url_part
+from palestra.util.picture_parts import data_url, is_picture, url_part
 
 
 class DrawnPicture(Protocol):
@@ -27,3 +27,20 @@ def image_part(image: bytes | str | Path | DrawnPicture) -> JsonObject:
         image.save(file, "PNG")
         image = file.getvalue()
     return url_part(data_url(image, read_header(image).media_type))
+
+
+def pictures_in(result: object) -> list[JsonObject]:
+    """The parts of a tool's result that are pictures."""
+    return [part for part in result if is_picture(part)] if isinstance(result, list) else []
+
+
+def without_pictures(result: Any) -> Any:
+    """A tool's result as text shows it: of one with pictures the texts alone."""
+    return texts_of(result) or None if pictures_in(result) else result
+
+
+def texts_of(content: Any) -> str:
+    """The text of a message's content, or of a result with pictures."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part["text"] for part in content or [] if part.get("type") == "text")

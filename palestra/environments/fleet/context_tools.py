@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.pictures import texts_of
 from palestra.util.json_types import JsonObject
 
 Message = JsonObject
@@ -107,9 +108,9 @@ class ContextTools:
 
     def _search_history(self, pattern: str) -> str:
         found = [
-            {"index": place, "role": message["role"], "snippet": _snippet(message["content"], pattern)}
+            {"index": place, "role": message["role"], "snippet": _snippet(texts_of(message["content"]), pattern)}
             for place, message in enumerate(self._everything[:-1])  # without the message that asks
-            if _is_in(pattern, message["content"])
+            if _is_in(pattern, texts_of(message["content"]))
         ]
         return json.dumps({"matches": found[:MAX_MESSAGES], "total": len(found)}, ensure_ascii=False)
 

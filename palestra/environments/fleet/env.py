@@ -29,8 +29,9 @@ from palestra.environments.fleet.task_files import find_task, load_tasks
 from palestra.environments.fleet.tool_schemas import name_of
 from palestra.environments.fleet.user_model import user_model_of
 from palestra.environments.guarded_calls import error_text
+from palestra.environments.pictures import pictures_in, without_pictures
 from palestra.environments.platform.scripted_user import TALK
-from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
+from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType, MessageType
 from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonMapping, JsonObject
 
@@ -177,8 +178,8 @@ class FleetTaskEnv(BaseTextEnv):
         if is_last:
             ended = {"done_reason": "max_turns", "task_key": self.task_key}
             return _output([], outcome.reward, True, ended | self._hints())
-        text = self._observation_text(read, outcome)
-        message = self._say("user", text)
+        text, pictures = self._observation_text(read, outcome), pictures_in(outcome.result)
+        message = self._say("user", [{"type": "text", "text": text}, *pictures] if pictures else text)
         metadata = {
             "task_key": self.task_key,
             "turn": self.turns,
@@ -306,7 +307,7 @@ class FleetTaskEnv(BaseTextEnv):
             if read.call is not None and read.call.name == TALK and isinstance(outcome.result, dict):
                 return str(outcome.result["user"])
             indent = None if self.settings.prompt_style is PromptStyle.COMPACT else 2
-            text = prompts.result_text(outcome.result, indent)
+            text = prompts.result_text(without_pictures(outcome.result), indent)
         elif outcome.is_ended:
             text = prompts.COMPLETE
         else:
@@ -315,8 +316,8 @@ class FleetTaskEnv(BaseTextEnv):
             text += f"\nOnly the first of {read.ignored_calls + 1} tool calls was run."
         return text if self._context is None or outcome.is_context_tools else self._context.cut(text)
 
-    def _say(self, role: str, content: str) -> dict[str, str]:
-        message = {"role": role, "content": content}
+    def _say(self, role: str, content: str | list[JsonObject]) -> MessageType:
+        message: MessageType = {"role": role, "content": content}
         self.chat_history.append(message)
         if self._context is not None:
             self._context.note([message])

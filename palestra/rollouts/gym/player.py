@@ -16,6 +16,7 @@ from palestra.environments.gym.directory import ServerDirectory
 from palestra.environments.gym.errors import RowFailed
 from palestra.environments.gym.rows import ROW
 from palestra.net.http_client import HttpClient
+from palestra.rollouts.gym.pictures import show_pictures
 from palestra.rollouts.gym.results import NotTrainable, fill
 from palestra.rollouts.gym.row_calls import RetryPolicy, RowCalls, row_attempts
 from palestra.rollouts.gym.servers import PolicyAddress, open_gyms
@@ -55,6 +56,9 @@ class GymPlayer(Struct, frozen=True):
         def take(result: JsonMapping) -> None:
             self._check_weights(result, sampler)
             fill(rollout, result, self.tokenizer, sampler.version)
+            if rollout.turns:
+                given = request.task.extras[ROW].get(PARAMS, {}).get("input")
+                show_pictures(rollout, given, result["response"]["output"], self.tokenizer)
 
         await self.rows.play(request, rollout, sampler.model, settings, take)
         return rollout

@@ -144,6 +144,8 @@ class TokenTurnSampler:
         try:
             seen = read_pictures(messages, self._tokenizer.card, files)
         except TextOnlyModel as error:
+            if failure is RolloutStop.ENV_FAILED:  # what a tool returns once need not end the run
+                raise RolloutEnded(failure, error) from None
             raise RolloutSourceError(f"environment {self._rollout.environment}: {error}") from None
         except ChatError as error:
             raise RolloutEnded(failure, error) from None

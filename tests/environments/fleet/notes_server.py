@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from base64 import b64decode
 from typing import Any
 
 try:
+    from mcp.server.mcpserver import Image
     from mcp.server.mcpserver import MCPServer as Server
 except ModuleNotFoundError:
     from mcp.server.fastmcp import FastMCP as Server  # type: ignore[import-not-found, no-redef]
+    from mcp.server.fastmcp import Image  # type: ignore[import-not-found, no-redef]
 
 server = Server("notes")
 notes: list[str] = []
+DOT = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC"
+"""A red pixel, as a PNG file."""
 
 
 @server.tool()
@@ -32,6 +37,12 @@ def read() -> dict[str, Any]:
 def plain() -> str:
     """Say it in words."""
     return "just words"
+
+
+@server.tool(structured_output=False)
+def look() -> Any:
+    """Shows a picture."""
+    return ["A dot:", Image(data=b64decode(DOT), format="png")]
 
 
 @server.tool()

@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from palestra.chat.picture_files import read_pictures
 from palestra.environments.fleet import FleetAttempt, FleetGrade, FleetSettings, FleetTask, FleetTaskEnv, ToolAnswer
 from palestra.environments.fleet.backends.mcp_server import McpBackend
 from palestra.environments.fleet.mcp_client import answer_of
+from palestra.types import VisionCard
 from tests.environments.fleet.conftest import call
+
+CARD = VisionCard(multiple=16, min_pixels=256, max_pixels=65536, image_token=9)
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs mcp")
 
@@ -53,6 +57,13 @@ def test_an_episode_at_a_server_of_its_own(tmp_path: Path):
     add = env.tools[0]["function"]
     assert (add["name"], add["parameters"]["required"]) == ("add", ["text"])
     assert add["parameters"]["properties"] == {"text": {"type": "string"}, "times": {"type": "integer"}}
+
+
+def test_pictures_of_tools_are_shown_beside_their_words(tmp_path: Path):
+    (step,) = asyncio.run(played(notes(tmp_path), call("look")))
+    words, picture = step["observations"][0]["content"]
+    assert words == {"type": "text", "text": "Tool result:\nA dot:"}
+    assert read_pictures([{"role": "user", "content": [picture]}], CARD).files[0].media_type == "image/png"
 
 
 @pytest.mark.slow
