@@ -144,7 +144,8 @@ def _write(
         case "peft":
             save_adapter(adapter, out, base_model=base_name, form="peft")
         case "merged":
-            export_merged(adapter, base, out, dtype=DTYPES.get(dtype or ""), in_fp8=dtype == "fp8")
+            packing = dtype if dtype in ("fp8", "nf4") else None
+            export_merged(adapter, base, out, dtype=DTYPES.get(dtype or ""), packing=packing)
         case _:
             from palestra.checkpoints.gguf.export import export_gguf
 

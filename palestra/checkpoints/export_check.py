@@ -119,9 +119,12 @@ def _load_elsewhere(out: Path, form: ExportForm, base: Path) -> torch.nn.Module:
     transformers_log.disable_progress_bar()
     if (out / MODEL_FILE).is_file():
         return _load_gguf(out, base)
-    model = AutoModelForCausalLM.from_pretrained(out if form == "merged" else base, dtype=torch.float32)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(out if form == "merged" else base, dtype=torch.float32)
+    except ImportError as error:  # weights of 4 bits are read by bitsandbytes
+        raise CheckpointError(f"{out} is written, but transformers cannot check it: {error}") from None
     if form == "merged":
-        return model.float()  # weights of 8 bits become bfloat16
+        return model if hasattr(model, "hf_quantizer") else model.float()  # weights of 8 bits become bfloat16
     from peft import PeftModel
 
     return PeftModel.from_pretrained(model, str(out))

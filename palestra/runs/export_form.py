@@ -9,8 +9,8 @@ PublishedForm = Literal["peft", "merged"]
 """An adapter for PEFT and vLLM, or a whole model: what can be published with a model card."""
 ExportForm = Literal["peft", "merged", "gguf", "gguf-adapter", "ollama"]
 """Also a whole model or an adapter as a GGUF file, for llama.cpp, and one with a Modelfile, for Ollama."""
-ExportDtype = Literal["bfloat16", "float16", "float32", "fp8"]
-"""What the weights of a whole model are written in; fp8: those of linear layers, and all others in bfloat16."""
+ExportDtype = Literal["bfloat16", "float16", "float32", "fp8", "nf4"]
+"""What the weights of a whole model are written in; fp8 and nf4: those of linear layers, all others in bfloat16."""
 GgufQuant = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4"]
 """What the matrices of a GGUF file are written in; mxfp4: those of experts, and all others in q8_0."""
 

@@ -39,7 +39,7 @@ base_name_option = click.option(
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(get_args(ExportDtype)),
-    help="What the weights of a whole model are written in; fp8: those of linear layers. [as the base is stored]",
+    help="What the weights of a whole model are written in; fp8, nf4: those of linear layers. [as the base is stored]",
 )
 quant_option = click.option(
     "--quant",

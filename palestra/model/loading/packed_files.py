@@ -16,11 +16,19 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 MX_GROUP, MX_BIAS = 32, 127
 FP8_BLOCK = 128
 INT4_CODES = 8  # in a word of 32 bits
+BLOCK_SCALES, BLOCK_STATES = ".absmax", (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
+BLOCK_EXTRAS = (BLOCK_SCALES, ".quant_map", ".nested_absmax", ".nested_quant_map", *BLOCK_STATES)
+"""What bitsandbytes stores beside a weight: see `bitsandbytes_files`."""
 CHUNK_BYTES = 1 << 22  # packed bytes that are unpacked at once: what is made of them on the way is 6 times as large
 
 Shape = Sequence[int]
-Packing = Literal["mxfp4", "fp8", "int4"]
-PACKED_TYPES: dict[Packing, torch.dtype] = {"mxfp4": torch.uint8, "fp8": torch.float8_e4m3fn, "int4": torch.int32}
+Packing = Literal["mxfp4", "fp8", "int4", "bnb4"]
+PACKED_TYPES: dict[Packing, torch.dtype] = {
+    "mxfp4": torch.uint8,
+    "fp8": torch.float8_e4m3fn,
+    "int4": torch.int32,
+    "bnb4": torch.uint8,
+}
 """What the codes are stored as."""
 
 
@@ -44,6 +52,8 @@ def packed_names(name: str, names: Collection[str]) -> PackedNames | None:
         return PackedNames("fp8", name, f"{name}_scale_inv")
     if f"{name}_packed" in names:
         return PackedNames("int4", f"{name}_packed", f"{name}_scale")
+    if f"{name}{BLOCK_SCALES}" in names:
+        return PackedNames("bnb4", name, f"{name}{BLOCK_SCALES}")
     if name not in names and (f"{name}_blocks" in names or f"{name}_scales" in names):
         return PackedNames("mxfp4", f"{name}_blocks", f"{name}_scales")
     return None
@@ -51,6 +61,8 @@ def packed_names(name: str, names: Collection[str]) -> PackedNames | None:
 
 def plain_name(name: str, names: Collection[str]) -> str | None:
     """The weight that a stored tensor holds the numbers of; None for those that hold scales and shapes."""
+    if any(name.endswith(ending) and name.removesuffix(ending) in names for ending in BLOCK_EXTRAS):
+        return None
     for suffix, other in (("_scale_inv", ""), ("_scales", "_blocks"), ("_scale", "_packed"), ("_shape", "_packed")):
         if name.endswith(suffix) and name.removesuffix(suffix) + other in names:
             return None

@@ -7,7 +7,7 @@ from typing import Any
 from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.packed_files import FP8_BLOCK
 
-METHODS = ("mxfp4", "fp8", "compressed-tensors")
+METHODS = ("mxfp4", "fp8", "compressed-tensors", "bitsandbytes")
 PACK_QUANTIZED = "pack-quantized"
 INT4: dict[str, tuple[Any, ...]] = {
     "num_bits": (4,),
@@ -31,6 +31,11 @@ def refuse_packing(source: str, quantised: Any) -> None:
     block = quantised.get("weight_block_size")
     if method == "fp8" and block not in (None, [FP8_BLOCK, FP8_BLOCK]):
         raise UnsupportedModel(f"{place}: weight_block_size is {block!r}; supported: [{FP8_BLOCK}, {FP8_BLOCK}]")
+    if method == "bitsandbytes" and not (quantised.get("load_in_4bit") or quantised.get("_load_in_4bit")):
+        raise UnsupportedModel(
+            f"{place}: of bitsandbytes only weights in 4 bits (load_in_4bit) are supported; use the bfloat16 release "
+            "of this model"
+        )
     if method == "compressed-tensors" and (found := _unreadable(quantised)) is not None:
         raise UnsupportedModel(
             f"{place}: {found}; of compressed-tensors only {PACK_QUANTIZED!r} weights in symmetric groups of four-bit "

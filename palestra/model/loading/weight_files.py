@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
+from palestra.model.loading.bitsandbytes_files import BlockState, read_state, state_name, unpack_blocks
 from palestra.model.loading.packed_files import (
     PACKED_TYPES,
     PackedFileError,
@@ -100,6 +102,8 @@ class WeightFiles:
         if packed is None:
             return self._read(name)
         self.unpacked[packed.packing] += 1
+        if packed.packing == "bnb4":
+            return unpack_blocks(name, self._block_state(name), self._read)
         return unpack(packed.packing, self._read(packed.codes), self._read(packed.scales))
 
     def packing(self, name: str) -> Packing | None:
@@ -168,6 +172,8 @@ class WeightFiles:
                 f"beside it, it must have {needed}"
             )
         try:
+            if packed.packing == "bnb4":
+                return tuple(self._block_state(name).shape)
             return plain_shape(packed.packing, codes, scales)
         except PackedFileError as e:
             raise WeightsError(
@@ -231,6 +237,10 @@ class WeightFiles:
         found = self._shard_of(name).read(name)
         self._count(name)
         return found
+
+    def _block_state(self, name: str) -> BlockState:
+        stored = state_name(name, self.file_of)
+        return read_state(self._shard_of(stored).read(stored), prod(self._header(name)[0]))
 
     def _place(self, name: str) -> Path:
         return self.folder / self.file_of.get(name, "")

@@ -30,7 +30,7 @@ from palestra.model.lora.adapter_names import HEAD, WHOLES, with_tail
 from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.expert_names import expert_parts
 from palestra.model.lora.layout import Layout
-from palestra.model.lora.packed_export import fp8_config, is_packed, packed_fp8, require_matrices
+from palestra.model.lora.packed_export import ExportPacking, is_packed, packed_parts, packing_config, require_matrices
 from palestra.util.atomic_files import whole_folder
 
 log = logging.getLogger(__name__)
@@ -44,15 +44,15 @@ def export_merged(
     folder: str | Path,
     *,
     dtype: torch.dtype | None = None,
-    in_fp8: bool = False,
+    packing: ExportPacking | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
     """Writes the base model with the adapter folded in; a tied unembedding, if trained, gets a matrix of its own.
 
     Weights are written as the base stores them, and those that it keeps in 4 or 8 bits in bfloat16, since the sum does
     not fit their form. Given `dtype`, those of the base's most frequent dtype are written in it; the few others, which
-    the base keeps apart for their precision, stay. `config.json` names the dtype that most weights have. With `in_fp8`
-    linear layers are packed (`packed_export`). One file of `shard_bytes` is in memory at a time.
+    the base keeps apart for their precision, stay. `config.json` names the dtype that most weights have. With `packing`
+    linear layers are written in 8 or 4 bits. One file of `shard_bytes` is in memory at a time.
     """
     base = Path(base)
     config = json.loads((base / "config.json").read_text())
@@ -61,17 +61,16 @@ def export_merged(
         if weights.is_untied:
             _untie(config)
         shards, kept = _Shards(temporary, shard_bytes), list[str]()
-        if in_fp8:
+        if packing is not None:
             dtype = dtype or torch.bfloat16
             require_matrices((name, weights.shape(name)) for name in weights.names)
         for name in weights.names:
             stored = weights.stored_dtype(name)
             wanted = dtype if dtype is not None and stored == weights.main_dtype else stored
             weight = weights.tensor(name)
-            if in_fp8 and is_packed(name, files.prefix):
-                codes, scales = packed_fp8(weight)
-                shards.add(name, codes)
-                shards.add(f"{name}_scale_inv", scales)
+            if packing is not None and is_packed(name, weight.shape, files.prefix, packing):
+                for part, numbers in packed_parts(name, weight, packing).items():
+                    shards.add(part, numbers)
                 continue
             if name.endswith(".weight") and weight.dim() == 2:
                 kept.append(name.removesuffix(".weight"))
@@ -82,8 +81,8 @@ def export_merged(
             for level in (config, config.get("text_config") or {}):
                 level.pop("quantization_config", None)
             log.info("merged_from_packed folder=%s packed=%s written_as=bfloat16", folder, ",".join(files.unpacked))
-        if in_fp8:
-            config["quantization_config"] = fp8_config(kept)
+        if packing is not None:
+            config["quantization_config"] = packing_config(packing, kept)
         for extra in base.iterdir():
             if extra.is_file() and extra.suffix in (".json", ".jinja", ".model", ".txt") and "index" not in extra.name:
                 shutil.copy(extra, temporary / extra.name)

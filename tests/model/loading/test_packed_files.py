@@ -199,7 +199,7 @@ def test_half_written_mxfp4_is_told_by_the_header(tmp_path, tensors, parts):
 @pytest.mark.parametrize(
     ("quantised", "parts"),
     [
-        ({"quant_method": "awq"}, ["'awq'", "mxfp4, fp8 and compressed-tensors"]),
+        ({"quant_method": "awq"}, ["'awq'", "mxfp4, fp8, compressed-tensors and bitsandbytes"]),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, ["weight_block_size", "[64, 64]", "[128, 128]"]),
         ("fp8", ["quantization_config"]),
     ],
