@@ -41,11 +41,17 @@ from palestra.config.update_guard import UpdateGuardConfig
 from palestra.config.webhook import WebhookConfig
 from palestra.types import MAX_TEMPERATURE
 from palestra.types.gym import is_gym
+from palestra.util.amounts import parse_amount
 from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
 TokenLimit = PositiveInt
 PLATFORM = "platform:"
+
+
+def _amount(text: str) -> str:
+    parse_amount(text)
+    return text
 
 
 def _conversations(source: str) -> str:
@@ -70,7 +76,10 @@ class TrainModel(Config):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the server that this run starts for itself."""
     weights: Literal["bf16", "fp8", "int8", "int4", "nf4", "mxfp4"] | None = None
-    """Form of the base weights at that server, in 8 or 4 bits; see docs/gpu.md. None: as stored."""
+    """Form of the base weights at that server, in 8 or 4 bits; see docs/gpu.md. None: as stored, or what fits."""
+    memory: Annotated[str, AfterValidator(_amount)] | None = None
+    """How much of the device's memory that server may be planned for, such as 14GB, where other programs need some.
+    None: all there is. A model of a gigabyte or more that does not fit gets settings with which it does."""
 
 
 class RolloutConfig(Config):

@@ -9,14 +9,20 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import orjson
+
 from palestra.config.cores import usable_cores
 from palestra.rollouts.policy_sampler import PolicyError
-from palestra.util.own_process import guarded, own_process
+from palestra.util import processes
+from palestra.util.figures import size_text
+from palestra.util.own_process import STOP_S, guarded, own_process
 
 READY = "Palestra is ready at "
 STARTS = 5
 """A server that has ended so often, each time soon after its start, is given up."""
 STABLE_S = 60.0
+LARGE_BYTES = 1 << 30
+"""A smaller model fits anywhere: it is not planned before it is loaded, which takes seconds."""
 
 
 @asynccontextmanager
@@ -29,12 +35,14 @@ async def own_server(
     *,
     device: str,
     weights: str | None = None,
+    memory: str | None = None,
     runs: Path | None = None,
     settings: Sequence[str] = (),
     port: int = 0,
 ) -> AsyncIterator[str]:
     """Starts a server and gives its address. `model` is a folder, `runs` what its dashboard shows, `settings` are more
-    of the server's config. Raises PolicyError if it cannot start, and when it ends."""
+    of the server's config. A large model that does not fit the device, or `memory` of it, as it is gets settings with
+    which it fits. Raises PolicyError if the server cannot start, and when it ends."""
     command = [sys.executable, "-m", "palestra.cli", "serve", "--model", model, "--name", name, "--port", str(port)]
     command += ["--state", str(state), "--device", device, "--with-parent"]
     if weights is not None:
@@ -46,9 +54,39 @@ async def own_server(
         # with two, and much less on a busy machine: two threads wait for each other at every matrix product.
         command.append(f"models.0.threads={max(1, usable_cores() - 1)}")
     command += settings
+    if memory is not None or _size(Path(model)) >= LARGE_BYTES:
+        command += await _fitting_settings(command, name, memory, note)
     note(f"loading {name}")
     async with own_process(command, READY, log, f"the server of {name}", note, PolicyError) as url:
         yield url
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+async def _fitting_settings(
+    command: Sequence[str], name: str, memory: str | None, note: Callable[[str], None]
+) -> list[str]:
+    """The nearest settings with which the model fits: none where it does as it is, or cannot be planned."""
+    asked = [*command, "--dry-run", "--json", *(() if memory is None else ("--memory", memory))]
+    process = await processes.spawn(*asked, stdout=processes.PIPE, stderr=processes.PIPE)
+    try:
+        printed, _ = await process.communicate()
+    finally:
+        await processes.stop(process, STOP_S)
+    try:
+        plan = orjson.loads(printed)
+    except ValueError:
+        return []  # the server's own start says what is wrong
+    if not plan["too_full"]:
+        return []
+    room = " and ".join(f"{size_text(plan['memory'][device])} of {device}" for device in plan["too_full"])
+    settings = plan["advice"].get(name)
+    if not settings or any(".gpus=" in one for one in settings):
+        raise PolicyError(f"{name} needs more than the {room}; choose a smaller model, or a larger device")
+    note(f"{name} fits the {room} with {' '.join(one.removeprefix('models.0.') for one in settings)}")
+    return settings
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ from palestra.types import LoraConfig
 LORA_RANK = 32
 MIN_TOKENS = 512
 MAX_GPUS = 64
-FEWER_BITS = ("int8", "int4")
+FEWER_BITS = ("int8", "nf4")
 SMALL_CACHES = (8 * 4096, 2 * 4096)  # tokens
 GATHERED_LAYERS = 2  # one computes while the next one comes
 

@@ -134,6 +134,7 @@ def server_of(
         *(str(model_folder(base)), base.name, folder / ENGINE, folder / "logs" / "server.log", note),
         device=base.device,
         weights=base.weights,
+        memory=base.memory,
         runs=folder.parent,
         port=port,
     )

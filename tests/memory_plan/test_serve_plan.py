@@ -57,7 +57,7 @@ def test_ranks_are_placed_and_a_divided_base_model_is_half_of_it(eight_billion):
         ("40GB", (), "models.0.checkpointing=True"),
         ("16GB", ("models.0.gpus=4", "models.0.gradient_shards=8"), "models.0.parallel.tensor="),
         ("16GB", ("models.0.gpus=4", "models.0.gradient_shards=8", *VLLM), "models.0.parallel.shard="),
-        ("14GB", ("models.0.device=cuda",), "models.0.weights=int"),
+        ("14GB", ("models.0.device=cuda",), "models.0.weights=nf4"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_plan_that_does(eight_billion, memory, settings, expected):

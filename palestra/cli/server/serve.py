@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import rich_click as click
+from msgspec import to_builtins
 
 from palestra.cli.options import config_files
-from palestra.cli.output import FAILED, USAGE, bytes_text, fail, needs_extra, one_line_errors
+from palestra.cli.output import FAILED, USAGE, bytes_text, fail, needs_extra, one_line_errors, print_json
 from palestra.util.amounts import parse_amount
 from palestra.util.json_types import JsonObject
 
@@ -55,6 +56,7 @@ class ServeCommand(click.RichCommand):
 @config_files
 @click.option("--dry-run", is_flag=True, help="Show which rank goes where and the memory it needs; start nothing.")
 @click.option("--memory", metavar="SIZE", help="Memory of each device for --dry-run, such as 80GB. [this machine's]")
+@click.option("--json", "as_json", is_flag=True, help="Print the plan of --dry-run as JSON.")
 @click.option(
     "--with-parent", is_flag=True, hidden=True, help="Stop when stdin closes; for processes that start this command."
 )
@@ -71,6 +73,7 @@ def serve(
     files: tuple[str, ...],
     dry_run: bool,
     memory: str | None,
+    as_json: bool,
     with_parent: bool,
     overrides: tuple[str, ...],
     **flags: str | int | None,
@@ -101,12 +104,12 @@ def serve(
     for one in config.models:
         check_folder(one)
     if dry_run:
-        if config.ray is not None:
+        if config.ray is not None and not as_json:
             show_nodes(config.ray.address)
-        show_plan(config.models, memory)
+        show_plan(config.models, memory, as_json=as_json)
         return
-    if memory is not None:
-        raise fail("--memory belongs to --dry-run", USAGE)
+    if memory is not None or as_json:
+        raise fail(f"{'--json' if memory is None else '--memory'} belongs to --dry-run", USAGE)
     if config.otlp_endpoint is not None:
         with needs_extra("otel"):
             import palestra.server.core.telemetry.otlp  # noqa: F401
@@ -136,12 +139,15 @@ def show_nodes(address: str) -> None:
         click.echo(f"node {node.summary}")
 
 
-def show_plan(models: list[ModelConfig], memory: str | None) -> None:
+def show_plan(models: list[ModelConfig], memory: str | None, *, as_json: bool) -> None:
     with needs_extra("engine"):
         from palestra.memory_plan.serve_plan import by_device, plan_serving
         from palestra.model.errors import ModelError
     with one_line_errors(ModelError, OSError, ValueError):
         plan = plan_serving(models, None if memory is None else parse_amount(memory))
+    if as_json:
+        print_json(to_builtins(plan) | {"too_full": plan.too_full})
+        raise SystemExit(FAILED if plan.too_full else 0)
     for device, ranks in by_device(plan).items():
         total = sum(rank.total_bytes for rank in ranks)
         verdict = "does not fit into" if device in plan.too_full else "of"
