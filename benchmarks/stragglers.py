@@ -4,9 +4,10 @@ weights, beside runs that wait for them.
     python benchmarks/stragglers.py --quick
     python benchmarks/stragglers.py --staleness 1,2,4 --rounds 3
 
-All are asynchronous runs of `palestra train`, each with a server of its own, and a model that says what a script wants.
-`finish` has a fixed number of rollouts at once (512), `continue` as many as the engine can hold; nothing else differs.
-The first steps are left out. Every token counts that a step has trained, and none that was too old to be.
+All are asynchronous runs of `palestra train`, each with a server of its own. A model that says what a script wants
+calls a tool in each of its turns, for which the rollout waits (`--tool-s`). `finish` has a fixed number of rollouts at
+once (512), `continue` as many as the engine can hold; nothing else differs. The first steps are left out. Every token
+counts that a step has trained, and none that was too old to be.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from harness import Measure, Progress, Report, Row, alternate, argument_parser, machine, report, versions
 from msgspec import Struct
-from worlds.stragglers import FACTOR, ONE_IN, TOKENS, Stragglers, make_model
+from worlds.stragglers import FACTOR, ONE_IN, TOKENS, TURNS, Stragglers, make_model
 
 from palestra.config.train import load_train_config
 from palestra.runs.listener import Silence
@@ -32,6 +33,7 @@ TARGET = 1.3
 WARM_UP = 4
 """Steps that are not counted."""
 GROUP_SIZE, GROUPS = 8, 4
+CONTEXT = 4096
 WAYS: dict[str, JsonObject] = {
     "continue": {"in_flight": "continue"},
     "finish": {"in_flight": "finish"},
@@ -84,9 +86,11 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=24, metavar="N")
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), metavar="WAY,…")
+    parser.add_argument("--tool-s", type=float, default=0.2, metavar="S", help="seconds of a tool call")
     args = parser.parse_args()
     if args.quick:
-        args.staleness, args.steps, args.ways = [1], 16, ["continue", "finish"]
+        args.staleness, args.steps, args.ways = [1], 12, ["continue", "finish"]
+    Stragglers.tool_s = args.tool_s
     args.rounds = args.rounds or (1 if args.quick else 3)
     return args
 
@@ -104,11 +108,10 @@ def run(way: str, staleness: int, steps: int, into: list[Played]) -> float:
 
 def play(way: str, staleness: int, steps: int, folder: Path) -> Played:
     Stragglers.begun = itertools.count()
-    longest = 2 * TOKENS * FACTOR
-    rollout = {"group_size": GROUP_SIZE, "groups_per_step": GROUPS, "max_tokens": longest - 100, "max_context": longest}
+    rollout = {"group_size": GROUP_SIZE, "groups_per_step": GROUPS, "max_tokens": 2 * TOKENS, "max_context": CONTEXT}
     if way == "finish":
         rollout["concurrency"] = 512
-    model = {"name": str(make_model(folder / "model"))}
+    model = {"name": str(make_model(folder / "model", CONTEXT)), "rank": 4, "train_unembed": False}
     given = {"runs": str(folder), "name": "run", "steps": steps, "rollout": rollout, "model": model}
     asynchronous = {"enabled": True, "max_staleness": staleness, **WAYS[way]}
     config = load_train_config([], [], {**SETTINGS, **given, "asynchronous": asynchronous})
@@ -137,7 +140,7 @@ def row_of(way: str, staleness: int, measured: dict[str, Measure]) -> Row:
 
 def note_of(way: str, staleness: int, runs: list[Played]) -> str:
     mean = [sum(getattr(one, name) for one in runs) / len(runs) for name in ("step_s", "stale_share", "inexact_share")]
-    world = f"{GROUPS} x {GROUP_SIZE} rollouts, 1 in {ONE_IN} of {TOKENS * FACTOR} tokens and the others of {TOKENS}"
+    world = f"{GROUPS} x {GROUP_SIZE} rollouts of {TURNS} turns, 1 in {ONE_IN} of {TURNS * FACTOR}"
     return (
         f"{way}, max_staleness {staleness}: {mean[0]:.2f} s a step of {world}; {mean[1]:.1%} of sampled tokens too "
         f"old, {mean[2]:.1%} inexact"

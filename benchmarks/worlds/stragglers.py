@@ -1,7 +1,8 @@
-"""Answers of one length, and every 32nd of ten times as many tokens: a puppet says them word by word."""
+"""Agents that call a tool in each turn: three turns, and every 32nd rollout ten times as many."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from pathlib import Path
@@ -11,33 +12,37 @@ from palestra.environments import BaseTextEnv
 from palestra.testing.puppet import Cue, make_puppet
 from palestra.util.json_types import JsonObject
 
-TOKENS, FACTOR, ONE_IN = 60, 10, 32
-BRIEFLY, AT_LENGTH = "Briefly.", "At length."
+TURNS, FACTOR, ONE_IN = 3, 10, 32
+TOKENS = 20
+"""Of each turn, without the one that ends it."""
+CUE = "Go on."
 
 
-def make_model(folder: Path) -> Path:
-    """A model whose answers have these lengths; weights that are hardly trained do not change them."""
-    lengths = ((BRIEFLY, TOKENS), (AT_LENGTH, TOKENS * FACTOR))
-    script = [Cue(when=cue, say=" ".join(f"{cue[0]}{n:04d}" for n in range(length))) for cue, length in lengths]
-    return make_puppet(folder, script, context=2 * TOKENS * FACTOR)
+def make_model(folder: Path, context: int) -> Path:
+    """A model whose turns have that length; weights that are hardly trained do not change it."""
+    return make_puppet(folder, [Cue(when=CUE, say=" ".join(f"w{n:03d}" for n in range(TOKENS)))], context=context)
 
 
 class Stragglers(BaseTextEnv):
     """Which rollout is slow depends on how many were begun before it: whoever plays has as many of them."""
 
     begun = itertools.count()
-    max_turns = 1
+    tool_s = 0.0
+    max_turns = TURNS * FACTOR
+
+    def __init__(self, env_config: object = None, extras: Any = None) -> None:
+        super().__init__(env_config, extras)
+        number = next(self.begun)
+        self._length = TURNS * (FACTOR if number % ONE_IN == ONE_IN // 2 else 1)
+        self._reward = random.Random(number).random()
 
     @staticmethod
     def tasks(split: str) -> list[JsonObject]:
-        return [{"id": str(number), "prompt": "Speak."} for number in range(2000)]
+        return [{"id": str(number), "prompt": CUE} for number in range(2000)]
 
-    def init(self, prompt: Any) -> tuple[Any, JsonObject]:
-        number = next(self.begun)
-        cue = AT_LENGTH if number % ONE_IN == ONE_IN // 2 else BRIEFLY
-        self._reward = random.Random(number).random()
-        return [{"role": "user", "content": cue}], {}
-
-    def step(self, action: str) -> Any:
+    async def step_async(self, action: str) -> Any:
         self.turns += 1
-        return {"observations": [], "reward": self._reward, "done": True, "metadata": {}}
+        await asyncio.sleep(self.tool_s)
+        if self.turns == self._length:
+            return {"observations": [], "reward": self._reward, "done": True, "metadata": {}}
+        return {"observations": [{"role": "user", "content": CUE}], "reward": 0.0, "done": False, "metadata": {}}
