@@ -1,6 +1,9 @@
 """The compute core in this process, as far as training goes: a base model, its adapters, passes and steps.
 
 Owns: what the engine's training calls mean to the core. Never touches: sampling, requests, other processes.
+
+The micro-batches of a request are planned from that request alone: the bits of a lone tenant depend on it after a
+replay.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """A Ray cluster, as far as it places and watches processes: its nodes, what is free on them, which are being
-emptied."""
+emptied.
+
+`ray.init` takes SIGTERM's handler, which aborts the process 3 s later: it is taken back afterwards.
+"""
 
 from __future__ import annotations
 

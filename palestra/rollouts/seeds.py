@@ -1,4 +1,8 @@
-"""Seeds that depend only on their purpose, not on the order of play, the process or its restarts."""
+"""Seeds that depend only on their purpose, not on the order of play, the process or its restarts.
+
+Everything random in a run comes from names and positions by `derive_seed`, never from a shared generator: a resumed run
+must draw the same.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Sandboxes: where agents and other people's programs run behind a wall. `sandbox(name, spec)` makes one."""
+"""Sandboxes: where agents and other people's programs run behind a wall. `sandbox(name, spec)` makes one.
+
+Only pipes are handed into a sandbox: a file can be opened again through `/proc/self/fd` and changed. Without a cgroup,
+a sandbox refuses whatever holds memory that no process is charged for.
+"""
 
 from palestra.sandbox.errors import SandboxEnded, SandboxError, SandboxUnavailable
 from palestra.sandbox.protocol import Sandbox

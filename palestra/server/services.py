@@ -3,6 +3,9 @@
     async with ServerServices.open(config, store) as services: …
 
 Only `app` and `main` see all of them; everything else takes its own.
+
+A service takes what it uses as arguments, and nothing but `app` and `main` takes `ServerServices`. With TLS our own
+processes use `own_url`, plain HTTP on loopback.
 """
 
 from __future__ import annotations

@@ -193,7 +193,8 @@ class Rollout(Struct, kw_only=True):
     seconds: float = 0.0
     forks: list[Rollout] = []
     """Rollouts that went on from one of its turns in another way, on a copy of the world (`rollout.branch`). Their
-    prompt is everything before that turn, their reward that of the whole episode."""
+    prompt is everything before that turn, their reward that of the whole episode. `Group.all_rollouts` has them, for
+    whatever counts every sampled token; `Group.rollouts` has not, for whatever measures the policy or a task."""
     fork_turn: int = 0
     """Number of turns before its first one, if it is a fork itself; otherwise 0."""
     not_forked: str = ""

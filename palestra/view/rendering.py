@@ -1,4 +1,8 @@
-"""Templates as pages: where they lie, how figures are written, addresses that work behind any prefix."""
+"""Templates as pages: where they lie, how figures are written, addresses that work behind any prefix.
+
+Pages have no inline scripts or styles and only relative addresses; text of models goes through the filters `text` or
+`line`.
+"""
 
 from __future__ import annotations
 

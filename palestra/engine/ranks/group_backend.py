@@ -9,6 +9,10 @@ With `tensor`, neighbouring ranks share every layer. They compute the same micro
 the layers of its sampling steps. Rank 0 schedules, has the logits and draws.
 
 Owns: the followers' processes, who computes what. Never touches: requests, files of models, how tokens are drawn.
+
+What a backend does after a call was sent to its followers goes inside `_together`: they cannot take it back. FSDP is
+never given a dataclass that reaches an adapter (`LayerContext`): it walks adapter, snapshot, adapter for ever. A
+follower may have aliases for sampling: `before_change` comes before writing a row there, too.
 """
 
 from __future__ import annotations

@@ -7,6 +7,10 @@ before and of the task, so that the same messages get the same answers everywher
 What is judged becomes rows: `user_heard` has the amount of the last proposal and the rule of the last refusal, and
 `violations` what the policy forbids and only the order of events shows (a change without a yes). A task expects the
 right rows in the first and none in the second.
+
+A user is a function of hidden rows and of the variable `_CALLER`; variables that begin with `_` are never shown to a
+model. An instance of a task is made with `variables=task.variables`: without them there is no user to talk to, and no
+tool fails.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A page holds `page_size` positions of one sequence, or of many that share the prefix. Decoding rows that share a
 prefix (the samples of one prompt) read it once, as one product for the whole group; what is their own is read per
 row. Rows are gathered into blocks of similar shape, so a step is a handful of batched products whatever the mix.
+
+A layer that reads the keys of another one calls attention without keys; a new kind of heads gets a tensor of its own.
 """
 
 from __future__ import annotations

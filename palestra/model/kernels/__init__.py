@@ -3,6 +3,11 @@
 A row's result depends on that row alone, never on how many rows are computed beside it or on the tile it falls into:
 each sum has one fixed order. So the sampler and the trainer get the same bits. Importing this package is cheap; Triton
 is imported with the first module that has kernels.
+
+So no split-K, and no `tl.sum` over keys, whose order depends on the tile and the element type. A new kernel gets a
+launch in `tests/model/kernels/compile_kernels.py`, which compiles all of them for Hopper without a card. Their tests
+run on a CPU by Triton's interpreter, in float16: it multiplies bfloat16 wrongly, and knows no registers, spills and
+shared memory.
 """
 
 from __future__ import annotations

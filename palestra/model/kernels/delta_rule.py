@@ -8,6 +8,8 @@ computed beside it, nor on where a sequence was cut.
 The gradient is that of the chunked form, which is equal up to rounding: it takes the states between chunks, which the
 forward pass has kept, and computes the rest again by products, three passes of tf32 (`tf32x3`) with float32's accuracy.
 It has no atomics. Everything is float32.
+
+A recurrent state must never advance twice: the scheduler rolls back a plan that is not committed.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false

@@ -1,4 +1,8 @@
-"""The table of supported families: from the architecture's name to the mechanisms its layers combine."""
+"""The table of supported families: from the architecture's name to the mechanisms its layers combine.
+
+A new family is an entry here and a function in `family_layers`. What a family multiplies queries by goes into the
+queries: attention always divides by the square root of `head_dim`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reads the weights of a decoder's linear layers as they are kept: in the model's type, or in 8 or 4 bits."""
+"""Reads the weights of a decoder's linear layers as they are kept: in the model's type, or in 8 or 4 bits.
+
+The weight of a new frozen linear layer is read here, and used through `lora_linear` or `dense`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Adapters on disk: folders in PEFT's form, in and out.
 
 A folder appears whole or not at all.
+
+A file is named by its SHA-256, so equal weights must give equal bytes: `pack_adapter` sorts the header.
 """
 
 from __future__ import annotations

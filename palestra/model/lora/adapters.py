@@ -3,6 +3,9 @@
 An adapter is one flat row. Rows of the same layout (rank, alpha, what is trained) are stacked, so that a batch of
 adapters is one batched product, a step is one pass over rows, and a copy is one memory copy. Stacks grow with the
 adapters in use.
+
+Weights change only between `pool.before_change(a)` and `pool.after_change(a)`: the first gives live snapshots their own
+copy, the second renews `weights_id`, which keys the prefix cache. Without them a sampler reads stale pages.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 Of packed rows x [rows, in], y = x W^T + b + scale * (x A^T) B^T, with A and B of each row's own adapter; a plan says
 which one that is. What adapters add is computed in buckets of similar runs (`buckets`), or by kernels over tiles of
 rows on a GPU (`tiles`). Rows of the base model cost nothing.
+
+Gradients of adapters never pass through autograd: `lora_backward` adds to the gradient rows itself. A frozen product
+that gradients pass goes through `lora_linear`, also where no adapter trains it: autograd must not keep what `dense`
+returns. A new trained site needs an entry in the layout and a `lora_linear` call, nothing else.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Before a product it is written out in the model's type, into memory that all weights of a model share. So the product is
 the one that plain weights have, for every number of rows, in sampler and trainer alike: what was promised of its bits
 holds.
+
+Expert stacks on a CPU are laid out by their inputs, in place (`by_inputs`): before they are divided among ranks. Plain
+and packed ones must agree.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Randomness is a hash of (seed, sample index, position): no generator has a state, so batch mates, preemption and
 restarts change nothing. On a GPU the host waits for nothing here: tokens stay on the device until they are read.
 Owns: the distribution of one step. Never touches: scheduling, stop rules.
+
+A draw depends on its own row only, or seeded requests would change with their batch mates; it is made by `draw` with
+`logits_alone`, since a CPU's last bits depend on the clock and must not reach tokens.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Notation as in the papers: lp = log p(target) now, q = log p when it was sampled, A = advantage, r = exp(lp - q).
 All are sums, never means. A position whose weight or advantage is 0 contributes exactly 0: it is masked before any
 exponential. Gradients come from autograd over these few lines.
+
+A loss compares with the sampler by `_moved`: on a CPU the sampler's last bits depend on the clock, and must not reach
+gradients.
 """
 
 from __future__ import annotations

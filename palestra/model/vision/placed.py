@@ -2,6 +2,10 @@
 
 A picture's row has an id below 0 where text has a token: made of the picture's digest and the row's number, so that
 whatever compares tokens (shared prefixes, pages of the cache) finds equal pictures and only these.
+
+Such ids are clamped before an embedding, and compared like tokens. Lists of tokens in runs have the family's image
+token there and `pictures` beside them: whatever cuts, joins or compares such lists does so with both
+(`types/pictures.whole_pictures`).
 """
 
 from __future__ import annotations

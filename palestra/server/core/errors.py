@@ -1,4 +1,8 @@
-"""Errors for refused requests, with their status and message."""
+"""Errors for refused requests, with their status and message.
+
+The SDK retries 408, 409, 429 and 5xx, some of them for ever: a permanent error has another status. 429 passes by
+waiting, 402 is for the tokens of a day (the request keeps its number), 403 is for good.
+"""
 
 from __future__ import annotations
 

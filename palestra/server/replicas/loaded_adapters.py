@@ -2,6 +2,8 @@
 
 A name contains the digest of the adapter's file, so it always stands for the same weights: keys and values are cached
 by name.
+
+The server decides which adapters a replica has; a replica deletes none by itself.
 """
 
 from __future__ import annotations

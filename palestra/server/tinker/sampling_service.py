@@ -1,4 +1,8 @@
-"""The meaning of Tinker's sampling calls. Every lookup is by owner: what belongs to another owner does not exist."""
+"""The meaning of Tinker's sampling calls. Every lookup is by owner: what belongs to another owner does not exist.
+
+A client that polls `retrieve_futures` names no samples: whatever a restart may lose must be in a number block before it
+is acknowledged.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Records of rollouts as the pages rely on them, whichever version has written them."""
+"""Records of rollouts as the pages rely on them, whichever version has written them.
+
+Pages read records through `complete`: older versions lack fields.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The journal of training requests: requests, results and failures are on disk before anything depends on them.
 
 Owns: the records and their format on disk. Never touches: order, workers.
+
+A request goes to the worker only when the journal has it, and the journal forgets it only when the database knows the
+snapshot that covers it.
 """
 
 from __future__ import annotations

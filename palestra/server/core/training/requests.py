@@ -4,6 +4,8 @@ submit → journal → in seq order → worker → result → hook of its kind �
 
 Owns: what happens to a request and when. Never touches: HTTP, what operations mean, the journal's format
 (`request_journal`).
+
+A request that is refused with 4xx has used its number: `reject` it, or its model waits for the gap.
 """
 
 from __future__ import annotations

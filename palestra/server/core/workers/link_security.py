@@ -5,6 +5,9 @@ the server's secret, so a server that was restarted knows its workers again. A k
 starts it.
 
 Owns: keys, who is admitted, ports. Never touches: messages.
+
+A CURVE client that ZAP refuses once never reconnects: a worker's key is admitted before its link is bound. A worker is
+identified by its life, never by its pid, which two machines may share.
 """
 
 from __future__ import annotations
