@@ -61,15 +61,14 @@ def test_a_drawing_takes_sixteen_positions_of_the_base() -> None:
     check(config())
 
 
-def config(**changes: Any) -> Any:
-    return load_train_config([RECIPE / "grpo.yaml"], [], {"model": {"name": str(BASE)}, **changes})
+def config(*overrides: str) -> Any:
+    return load_train_config([RECIPE / "grpo.yaml"], [f"model.name={BASE}", *overrides])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other_picture", [False, True])
 def test_rewards_teach_to_answer_by_the_picture_and_by_nothing_else(tmp_path: Path, other_picture: bool) -> None:
-    drawings = {"name": "drawings", "config": {"kinds": ["compare"], "other_picture": other_picture}}
-    chosen = config(environments=[drawings], runs=str(tmp_path))
+    chosen = config(f"environments.0.config.other_picture={str(other_picture).lower()}", f"runs={tmp_path}")
     with RunFolder.create(tmp_path, "sees", chosen) as folder:
         asyncio.run(train(chosen, folder, Silence()))
     before, after = (row["eval/success"] for row in folder.read_metrics() if "eval/success" in row)
