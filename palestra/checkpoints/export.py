@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from palestra.checkpoints import CheckpointError, SavedCheckpoint
+from palestra.checkpoints.export_size import model_bytes
 from palestra.checkpoints.gguf import require_gguf
 from palestra.checkpoints.sources import saved_files
 from palestra.config.bundled import bundled_model
@@ -94,17 +95,25 @@ def export_checkpoint(
     _refuse_settings(form, dtype, gguf)
     if out.exists():
         raise CheckpointError(f"{out} already exists; choose another folder, or remove it first")
-    needed = (adapter / WEIGHTS).stat().st_size if (adapter / WEIGHTS).is_file() else 0
-    if form in ("merged", "gguf", "ollama") and gguf.ollama_base is None:
-        stored = sum(file.stat().st_size for file in base.glob("*.safetensors"))
-        needed += stored * 2 if dtype == "float32" or gguf.quant == "f32" else stored  # most bases have 16 bits
-    require_room(out, int(needed * ROOM))
     try:
-        pool = AdapterPool(ModelSpec.from_folder(base))
-        loaded = load_adapter(pool, adapter)
+        spec = ModelSpec.from_folder(base)
+        loaded = load_adapter(AdapterPool(spec), adapter)
+        _require_numbers(loaded, adapter)
+        needed = (adapter / WEIGHTS).stat().st_size
+        if form in ("merged", "gguf", "ollama") and gguf.ollama_base is None:
+            is_untied = spec.tie_embeddings and loaded.config.train_unembed
+            needed += model_bytes(base, dtype, gguf.quant, is_untied=is_untied)
+        require_room(out, int(needed * ROOM))
         _write(loaded, out, form, base, base_name or portable_name(base), dtype, gguf)
     except (ModelError, OSError) as error:
         raise CheckpointError(file_error_text(error) or f"{adapter} on {base}: {error}") from None
+
+
+def _require_numbers(adapter: Adapter, folder: Path) -> None:
+    if not adapter.row("weights").isfinite().all():
+        raise CheckpointError(
+            f"{folder} has weights that are not finite: training had diverged; export an earlier checkpoint"
+        )
 
 
 def _refuse_settings(form: ExportForm, dtype: ExportDtype | None, gguf: GgufSettings) -> None:

@@ -10,15 +10,18 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from palestra.checkpoints import CheckpointError
 from palestra.checkpoints.export import export_checkpoint
 from palestra.checkpoints.export_check import check_export
+from palestra.checkpoints.export_size import model_bytes
 from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
+from palestra.runs.export_form import GgufSettings
 from tests.checkpoints.conftest import write_adapter
+from tests.checkpoints.gguf_models import with_qwen_words
 from tests.model.loading.test_packed_files import write_fp8
 
 SILENT = {
@@ -162,4 +165,64 @@ def test_experts_in_one_tensor_are_not_written_in_fp8(random_model, tmp_path):
     write_adapter(base, tmp_path / "adapter", 3)
     with pytest.raises(CheckpointError, match=r"holds all experts of a layer.* --dtype bfloat16"):
         export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base, dtype="fp8")
+    assert not (tmp_path / "out").exists()
+
+
+SIZES = {
+    "as stored": ("merged", None, None),
+    "float32": ("merged", "float32", None),
+    "fp8": ("merged", "fp8", None),
+    "nf4": ("merged", "nf4", None),
+    "gguf as stored": ("gguf", None, None),
+    "gguf q8_0": ("gguf", None, "q8_0"),
+    "gguf q4_0": ("gguf", None, "q4_0"),
+}
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_the_room_that_is_asked_for_is_what_files_take(is_packed, random_model, tmp_path):
+    source = random_model(shape="tiny", dtype="bfloat16", tie=True)
+    base = with_qwen_words(write_fp8(source, tmp_path / "fp8") if is_packed else source, tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3, train_unembed=True)
+    for name, (form, dtype, quant) in SIZES.items():
+        out = tmp_path / f"out {name}"
+        export_checkpoint(tmp_path / "adapter", out, form, base=base, dtype=dtype, gguf=GgufSettings(quant))
+        written = sum(file.stat().st_size for pattern in ("*.safetensors", "*.gguf") for file in out.glob(pattern))
+        assert 0.9 * written < model_bytes(base, dtype, quant, is_untied=True) < 1.1 * written, name
+
+
+def _without(name):
+    return lambda tensors: {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize("form", ["merged", "gguf"])
+@pytest.mark.parametrize(
+    ("change", "missing"),
+    [
+        (_without("model.layers.1.self_attn.q_proj.weight"), "model.layers.1.self_attn.q_proj.weight"),
+        (_without("model.norm.weight"), "model.norm.weight"),
+        (lambda t: {f"strange.{name}": tensor for name, tensor in t.items()}, "model.embed_tokens.weight"),
+    ],
+)
+def test_a_base_that_lacks_a_weight_is_not_exported(form, change, missing, random_model, tmp_path):
+    base = with_qwen_words(random_model(), tmp_path / "base")
+    write_adapter(base, tmp_path / "adapter", 3)
+    save_file(change(load_file(base / "model.safetensors")), base / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"no tensor named '{missing}'"):
+        export_checkpoint(tmp_path / "adapter", tmp_path / "out", form, base=base)
+    assert {path.name for path in tmp_path.iterdir()} == {"base", "adapter"}
+
+
+def test_an_adapter_that_diverged_is_not_exported(random_model, tmp_path):
+    base = random_model()
+    write_adapter(base, tmp_path / "adapter", 3, scale=float("nan"))
+    with pytest.raises(CheckpointError, match=r"not finite.* export an earlier checkpoint"):
+        export_checkpoint(tmp_path / "adapter", tmp_path / "out", "peft", base=base)
+
+
+def test_numbers_that_float16_cannot_hold_are_not_written(random_model, tmp_path):
+    base = random_model()
+    write_adapter(base, tmp_path / "adapter", 3, scale=1e4)
+    with pytest.raises(CheckpointError, match="float16 cannot hold; choose --dtype bfloat16 or float32"):
+        export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base, dtype="float16")
     assert not (tmp_path / "out").exists()

@@ -38,7 +38,7 @@ def write_model_file(adapter: Adapter, base: Path, file: Path, name: str, settin
     if settings.quant == "mxfp4" and not spec.experts:
         raise CheckpointError(f"mxfp4 is for experts, and {spec.architecture} has none; use --quant q4_0 or q8_0")
     with WeightFiles(base) as files:
-        weights = MergedWeights(adapter, files, is_tied=spec.tie_embeddings)
+        weights = MergedWeights(adapter, files, spec)
         quant = settings.quant or _AS_STORED[weights.main_dtype]
         tensors = [(tensor, _kind(tensor, quant)) for tensor in plan_tensors(spec, family, files, weights)]
         writer = gguf.GGUFWriter(file, family.architecture)

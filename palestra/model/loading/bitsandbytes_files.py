@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
-from math import prod
+from math import ceil, prod
 from typing import Literal
 
 import torch
 from msgspec import Struct, ValidationError, convert
 from torch import Tensor
 
-from palestra.model.loading.packed_files import BLOCK_SCALES, BLOCK_STATES, CHUNK_BYTES, PackedFileError
+from palestra.model.loading.packed_files import BLOCK_SCALES, BLOCK_STATES, CHUNK_BYTES, PackedFileError, Shape
+
+LEVELS, SCALE_LEVELS = 16, 256  # what codes of four bits, and of eight, stand for
 
 
 class BlockState(Struct, frozen=True):
@@ -44,9 +46,25 @@ def read_state(stored: Tensor, codes: int) -> BlockState:
         state = convert(json.loads(stored.numpy().tobytes()), BlockState)
     except (ValueError, ValidationError) as error:
         raise PackedFileError(f"its quant_state cannot be read: {error}") from None
-    if state.blocksize <= 0 or prod(state.shape) % state.blocksize or prod(state.shape) != codes * 2:
+    if min(state.shape, default=1) < 1 or state.blocksize < 2 or state.blocksize % 2:
+        raise PackedFileError(f"its quant_state has blocks of {state.blocksize} and shape {state.shape}")
+    if prod(state.shape) % state.blocksize or prod(state.shape) != codes * 2:
         raise PackedFileError(f"{codes} bytes in blocks of {state.blocksize} are no weight of {state.shape}")
     return state
+
+
+def check_sizes(name: str, state: BlockState, shape: Callable[[str], Shape]) -> None:
+    """Raises PackedFileError where what stands beside the codes has other sizes than they need. `shape`: that of a
+    stored tensor."""
+    blocks = prod(state.shape) // state.blocksize
+    needed = {BLOCK_SCALES: blocks, ".quant_map": LEVELS}
+    if state.nested_blocksize is not None:
+        if state.nested_blocksize < 1:
+            raise PackedFileError(f"its quant_state has nested blocks of {state.nested_blocksize}")
+        needed |= {".nested_absmax": ceil(blocks / state.nested_blocksize), ".nested_quant_map": SCALE_LEVELS}
+    for ending, size in needed.items():
+        if (found := prod(shape(f"{name}{ending}"))) != size:
+            raise PackedFileError(f"{name}{ending} has {found} numbers, and needs {size}")
 
 
 def unpack_blocks(name: str, state: BlockState, read: Callable[[str], Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from palestra.model.errors import WeightsError
-from palestra.model.loading.bitsandbytes_files import BlockState, read_state, state_name, unpack_blocks
+from palestra.model.loading.bitsandbytes_files import BlockState, check_sizes, read_state, state_name, unpack_blocks
 from palestra.model.loading.packed_files import (
     PACKED_TYPES,
     PackedFileError,
@@ -173,7 +173,9 @@ class WeightFiles:
             )
         try:
             if packed.packing == "bnb4":
-                return tuple(self._block_state(name).shape)
+                state = self._block_state(name)
+                check_sizes(name, state, lambda part: self._header(part)[0])
+                return tuple(state.shape)
             return plain_shape(packed.packing, codes, scales)
         except PackedFileError as e:
             raise WeightsError(

@@ -22,9 +22,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from palestra.model.errors import UnsupportedModel
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
-from palestra.model.loading.weights import by_turns
+from palestra.model.loading.weights import by_turns, lay_out
 from palestra.model.lora.adapter_files import adapter_matrices, new_folder
 from palestra.model.lora.adapter_names import HEAD, WHOLES, with_tail
 from palestra.model.lora.adapters import Adapter
@@ -57,7 +58,7 @@ def export_merged(
     base = Path(base)
     config = json.loads((base / "config.json").read_text())
     with whole_folder(new_folder(folder)) as temporary, WeightFiles(base) as files:
-        weights = MergedWeights(adapter, files, is_tied=ModelSpec.from_folder(base).tie_embeddings)
+        weights = MergedWeights(adapter, files, ModelSpec.from_folder(base))
         if weights.is_untied:
             _untie(config)
         shards, kept = _Shards(temporary, shard_bytes), list[str]()
@@ -74,7 +75,7 @@ def export_merged(
                 continue
             if name.endswith(".weight") and weight.dim() == 2:
                 kept.append(name.removesuffix(".weight"))
-            shards.add(name, weight.to(wanted).contiguous())
+            shards.add(name, _written(name, weight, wanted))
         shards.finish()
         _set_dtype(config, dtype or weights.main_dtype)
         if files.unpacked:
@@ -89,12 +90,22 @@ def export_merged(
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+def _written(name: str, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight as it is written. Raises UnsupportedModel where the dtype is too narrow for its numbers."""
+    written = weight.to(dtype).contiguous()
+    if dtype == torch.float16 and written.isinf().any():
+        raise UnsupportedModel(f"{name} has numbers that float16 cannot hold; choose --dtype bfloat16 or float32")
+    return written
+
+
 class MergedWeights:
     """The weights of a base model with an adapter folded in, by the names of the base, computed one at a time."""
 
-    def __init__(self, adapter: Adapter, files: WeightFiles, *, is_tied: bool) -> None:
+    def __init__(self, adapter: Adapter, files: WeightFiles, spec: ModelSpec) -> None:
+        """Raises ModelError where the files lack a weight, or have one of another shape."""
+        lay_out(files, spec, torch.bfloat16, torch.device("meta"))
         self._files, self._matrices, self._layout = files, adapter_matrices(adapter), adapter.stack.layout
-        self.is_untied = is_tied and f"{HEAD}.lora_A.weight" in self._matrices
+        self.is_untied = spec.tie_embeddings and f"{HEAD}.lora_A.weight" in self._matrices
         """The unembedding was trained, and is from here on another matrix than the embedding."""
         head = files.head
         self._sources = {name: name for name in files if not (self.is_untied and name == head)}  # may hold a copy

@@ -72,6 +72,12 @@ def test_weights_are_what_the_format_says(is_nested, random_model, tmp_path):
     assert torch.equal(dense(kept.mlp.down), dense(wide.mlp.down))  # packed again, nothing is lost
 
 
+def rewrite_state(tensors: dict[str, Tensor], **fields: object) -> None:
+    name = f"{NAME}.quant_state.bitsandbytes__nf4"
+    state = json.loads(tensors[name].numpy().tobytes()) | fields
+    tensors[name] = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -79,6 +85,12 @@ def test_weights_are_what_the_format_says(is_nested, random_model, tmp_path):
         (lambda t: t.update({f"{NAME}.quant_state.bitsandbytes__nf4": torch.zeros(3, dtype=torch.uint8)}), "be read"),
         (lambda t: t.update({NAME: torch.zeros(8, 1, dtype=torch.uint8)}), "8 bytes in blocks of 64 are no weight of"),
         (lambda t: t.update({NAME: torch.zeros(8, 1)}), "it must have torch.uint8"),
+        (lambda t: rewrite_state(t, blocksize=1), "blocks of 1 and shape"),
+        (lambda t: rewrite_state(t, shape=[-64, -128]), r"shape \[-64, -128\]"),
+        (lambda t: rewrite_state(t, nested_blocksize=0), "nested blocks of 0"),
+        (lambda t: rewrite_state(t, nested_blocksize=256), "nested_absmax"),
+        (lambda t: t.update({f"{NAME}.absmax": torch.zeros(8)}), "absmax has 8 numbers, and needs"),
+        (lambda t: t.update({f"{NAME}.quant_map": torch.zeros(8)}), "quant_map has 8 numbers, and needs 16"),
     ],
 )
 def test_what_is_broken_is_named(change, said, random_model, tmp_path):
