@@ -12,18 +12,16 @@ import binascii
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import unquote_to_bytes, urlsplit
-from urllib.request import url2pathname
+from stat import S_ISREG
+from urllib.parse import unquote_to_bytes
 
 from palestra.chat.errors import ChatError
 from palestra.chat.pictures import SCHEME, PictureMark, PictureTokens
 from palestra.types.pictures import PictureFile, PromptPicture, UnfitPicture, VisionCard
 from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.picture_headers import BadPicture, read_header
-from palestra.util.picture_parts import DATA, data_url, has_pictures, is_picture, url_of, url_part
+from palestra.util.picture_parts import DATA, FILE, data_url, file_path, has_pictures, is_picture, url_of, url_part
 
-FILE = "file:"
 SHOWN = 60
 NO_FILES: Mapping[str, PictureFile] = {}
 
@@ -123,7 +121,7 @@ def _opened(content: Sequence[JsonMapping]) -> list[JsonObject]:
             try:
                 part = url_part(data_url(data, read_header(data).media_type))
             except BadPicture as error:
-                raise ChatError(f"the picture {_path(url)} {error}") from None
+                raise ChatError(f"the picture {file_path(url)} {error}") from None
         parts.append(dict(part))
     return parts
 
@@ -141,7 +139,7 @@ def _read(
             if file is None:
                 raise ChatError(f"{name} {url[: len(SCHEME) + 12]} is not there any more; send the file itself")
         elif url.startswith(FILE) and opens_files:
-            name = f"{where}: the picture {_path(url)}"
+            name = f"{where}: the picture {file_path(url)}"
             file = picture_file(_at_path(url))
         elif url.startswith(DATA):
             file = picture_file(_in_url(url, where))
@@ -175,13 +173,11 @@ def _in_url(url: str, where: str) -> bytes:
         raise ChatError(f"{where}: a picture's data is not base64 ({error})") from None
 
 
-def _path(url: str) -> Path:
-    return Path(url2pathname(urlsplit(url).path))
-
-
 def _at_path(url: str) -> bytes:
-    path = _path(url)
+    path = file_path(url)
     try:
+        if not S_ISREG(path.stat().st_mode):  # a device or a pipe may have no end
+            raise ChatError(f"the picture {path} cannot be read: it is not a regular file")
         return path.read_bytes()
     except OSError as error:
         raise ChatError(f"the picture {path} cannot be read: {error.strerror}") from None

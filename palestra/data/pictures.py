@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from palestra.data.errors import DatasetError
 from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.picture_headers import BadPicture, read_header
-from palestra.util.picture_parts import DATA, has_pictures, is_picture, url_of, url_part
+from palestra.util.picture_parts import DATA, FILE, file_path, has_pictures, is_picture, url_of, url_part
 
 COLUMNS = ("images", "image")
 FIELDS = {"messages": "", "prompt": "user", "completion": "", "response": "", "chosen": "", "rejected": ""}
@@ -33,6 +34,8 @@ def with_pictures(row: JsonMapping, folder: Path) -> JsonMapping:
     column = next((name for name in COLUMNS if row.get(name)), None)
     fields = {name: _messages(row[name], role) for name, role in FIELDS.items() if name in row}
     if column is None and not any(has_pictures(messages) for messages in fields.values() if messages):
+        if any(name in row for name in COLUMNS) and any(map(_asks_with_place, fields.values())):
+            raise DatasetError(f"a text has {PLACE}, but the row's column of pictures is empty")
         return row
     sources = _sources(row[column], column, folder) if column is not None else []
     found: JsonObject = {name: value for name, value in row.items() if name != column}
@@ -57,6 +60,11 @@ def has_places(prompt: object) -> bool:
     contents = [one.get("content") for one in prompt if isinstance(one, Mapping)]
     texts = [part.get("text") for one in contents if isinstance(one, list) for part in one if isinstance(part, Mapping)]
     return has_pictures(prompt) or any(isinstance(one, str) and PLACE in one for one in [*contents, *texts])
+
+
+def _asks_with_place(messages: list[Any] | None) -> bool:
+    """Whether a message leaves a place; what the assistant writes stays as it is."""
+    return has_places([one for one in messages or [] if isinstance(one, Mapping) and one.get("role") != "assistant"])
 
 
 def shows_pictures(row: JsonMapping) -> bool:
@@ -122,14 +130,14 @@ def source_url(source: object, folder: Path, where: str) -> str:
         source = source.get("path")
     if not isinstance(source, str) or not source:
         raise DatasetError(f"{where}: a picture should be a path, a data: URL or an object with bytes or path")
-    if source.startswith((DATA, "file:")):
+    if source.startswith(DATA):
         return source
-    if "://" in source[:16]:
+    if "://" in source[:16] and not source.startswith(FILE):
         raise DatasetError(f"{where}: the picture {source[:60]!r} is not fetched; download it, and name its path")
     if _is_base64(source):
         return f"{DATA};base64,{source}"
-    path = (folder / source).absolute()
-    if not path.is_file():
+    path = (file_path(source) if source.startswith(FILE) else folder / source).absolute()
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
         raise DatasetError(f"{where}: there is no picture {str(path)[:200]}")
     return path.as_uri()
 
@@ -161,8 +169,10 @@ def _messages(field: object, role: str) -> list[Any] | None:
 def _before(messages: list[Message] | None, sources: Sequence[str], name: str) -> list[Message]:
     """Puts all pictures before what the user says first."""
     for place, message in enumerate(messages or []):
-        if message.get("role") == "user":
-            content = message["content"]
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            content = message.get("content")
+            if not isinstance(content, str | list):
+                raise DatasetError(f"{name}[{place}]: a message of the user has no content")
             parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
             seen = {**message, "content": [*map(url_part, sources), *parts]}
             return [*(messages or [])[:place], seen, *(messages or [])[place + 1 :]]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from palestra.util.json_types import JsonMapping, JsonObject
 
 PICTURE_PARTS = ("image_url", "input_image", "image")
-DATA = "data:"
+DATA, FILE = "data:", "file:"
 
 
 def is_picture(part: Any) -> bool:
@@ -33,3 +36,8 @@ def url_of(part: JsonMapping) -> object:
 
 def data_url(data: bytes, media_type: str) -> str:
     return f"{DATA}{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def file_path(url: str) -> Path:
+    """The file that a `file:` URL names."""
+    return Path(url2pathname(urlsplit(url).path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def test_files_are_opened_where_the_caller_allows_it(tokenizer, tmp_path):
     assert with_opened_files(messages) == asked(url_part(URL))
     with pytest.raises(ChatError, match="is not fetched"):
         read_pictures(messages, tokenizer.card)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "."])
+def test_only_regular_files_are_opened(tokenizer, name):
+    messages = asked(url_part(Path(name).absolute().as_uri()))
+    with pytest.raises(ChatError, match="cannot be read: it is not a regular file"):
+        read_pictures(messages, tokenizer.card, opens_files=True)
+    with pytest.raises(ChatError, match="cannot be read: it is not a regular file"):
+        with_opened_files(messages)
 
 
 @pytest.mark.parametrize(

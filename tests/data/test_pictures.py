@@ -79,6 +79,11 @@ def test_files_may_be_in_the_rows(folder, image):
     assert str(url_of(seen)).partition(",")[2] == BASE64
 
 
+def test_an_empty_column_leaves_rows_of_text_as_they_are(folder):
+    row = {"prompt": "Which tag shows a picture?", "completion": "<image>", "images": None}
+    assert conversations(folder, row)[0].messages[1]["content"] == "<image>"
+
+
 def test_parquet_files_of_the_hub_have_bytes(folder):
     content = [{"type": "image", "text": None}, {"type": "text", "text": "Look."}]
     rows = [{"messages": [{"role": "user", "content": content}], "images": [{"bytes": FILE, "path": None}]}]
@@ -122,6 +127,12 @@ def test_tasks_show_pictures_where_their_prompts_have_places(folder):
         (asked(PLACE) | {"images": ["images/1.png"] * 2}, "messages has 1 places for the row's 2 pictures"),
         (asked(PLACE), r"more places for pictures than the row has pictures \(0\)"),
         ({"messages": [ANSWER], "images": ["images/1.png"]}, "no message of the user in 'messages'"),
+        ({"messages": ["Look."], "images": ["images/1.png"]}, "no message of the user in 'messages'"),
+        ({"messages": [{"role": "user"}, ANSWER], "images": ["images/1.png"]}, r"messages\[0\]: .* has no content"),
+        (asked(text("<image>Look.")) | {"images": []}, "a text has <image>, but the row's column of pictures is empty"),
+        (asked(PLACE) | {"images": ["x" * 5000]}, r"images\[0\]: there is no picture"),
+        (asked(PLACE) | {"images": ["file:///dev/zero"]}, r"images\[0\]: there is no picture /dev/zero"),
+        (asked(PLACE) | {"images": ["file:///nowhere.png"]}, r"images\[0\]: there is no picture /nowhere.png"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_row(folder, row, said):

@@ -77,7 +77,7 @@ class FollowingLimit:
         limit = slots.limit
         self._full_looks = self._full_looks + 1 if load.waiting else 0
         if self._full_looks >= LOOKS:
-            limit = min(limit, slots.taken) - load.waiting
+            limit = min(limit, slots.taken - load.waiting)  # rollouts keep their places, and wait at the next look too
         elif not load.waiting and load.kv_used < FULL and slots.wanted > limit:
             limit = int(limit * (FAST if load.kv_used < HALF_FULL else SLOW)) + 1
         return max(LEAST, min(limit, self._most(load)))

@@ -79,6 +79,8 @@ def test_it_falls_when_samples_wait_for_longer_than_a_moment():
     assert following.next_limit(IDLE) == FIRST
     assert following.next_limit(crowded) == FIRST
     assert following.next_limit(crowded) == FIRST - 20
+    following.slots.limit = FIRST - 20  # those that wait are not gone yet
+    assert following.next_limit(crowded) == FIRST - 20
     assert following.next_limit(SamplingLoad(waiting=10_000, kv_used=1.0, cache_tokens=1)) == LEAST
 
 
