@@ -23,5 +23,9 @@ def file_of(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
+def pixels_of(file: bytes) -> bytes:
+    return Image.open(io.BytesIO(file)).tobytes()
+
+
 def data_url(file: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(file).decode()}"

@@ -208,6 +208,7 @@ class ServerServices:
             config.episodes,
             observer,
             secret,
+            pictures.cache,
             calls_waiting=engines.calls_waiting,
             check_owner=quotas.check_tokens,
             more_pushes=[ResultPushes],

@@ -104,6 +104,14 @@ class Cancelled(Struct, frozen=True):
     cancelled: int
 
 
+class PictureContent(Struct, frozen=True):
+    """A picture that a model call of an episode showed, as the model read it."""
+
+    digest: str
+    data: bytes
+    """A PNG file; base64 in JSON."""
+
+
 class RunDeleted(Struct, frozen=True):
     deleted: int
     """Number of episodes that were deleted with the run."""
@@ -140,5 +148,5 @@ BODIES = (
 )
 ANSWERS = (
     *(Runs, RunInfo, RegisteredGroups, PlayedGroups, Claimed, HeartbeatAnswers, EndedEpisodes),
-    *(Cancelled, RunDeleted, Requeued, EpisodePage, EpisodeInfo, EpisodeTimeline),
+    *(Cancelled, RunDeleted, PictureContent, Requeued, EpisodePage, EpisodeInfo, EpisodeTimeline),
 )

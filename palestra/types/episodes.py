@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from palestra.types.pictures import PlacedImage
 from palestra.types.readiness import make_ready
 from palestra.types.rollouts import Task
 from palestra.util.json_types import JsonObject
@@ -387,6 +388,8 @@ class EpisodeTrajectory(Struct, frozen=True, kw_only=True, gc=False):
     agent: str = ""
     is_cut: bool = False
     """Whether the last answer was cut at its token limit."""
+    images: list[PlacedImage] = []
+    """Where pictures stand among the tokens. `GET /pictures/{digest}` has their files."""
 
 
 class PlayedEpisode(Struct, frozen=True, kw_only=True, gc=False):

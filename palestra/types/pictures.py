@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from palestra.util.png import png_file
+
 CHANNELS = 3
 WIDEST = 200  # to one: what is longer is refused, as transformers does
 
@@ -43,6 +45,10 @@ class Picture(Struct, frozen=True, kw_only=True):
         if len(pixels) != size or inflater.unconsumed_tail:
             raise ValueError(f"picture {self.digest[:12]} does not have {self.width} x {self.height} pixels")
         return pixels
+
+    def png(self) -> bytes:
+        """A file of exactly these pixels."""
+        return png_file(self.pixels, self.height, self.width)
 
 
 class PlacedImage(Struct, frozen=True, array_like=True):

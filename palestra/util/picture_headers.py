@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-PNG, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+from palestra.util.png import PNG
+
+PNG_END = b"IEND\xaeB`\x82"
 JPEG, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of segments that say the size."""

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,20 @@ import pytest
 from palestra.config.train import load_train_config
 from palestra.data.errors import DatasetError
 from palestra.endpoints.model_folders import SetupError
+from palestra.environments import image_part
+from palestra.episodes import Episode, EpisodeClient, play
 from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.listener import Silence
 from palestra.runs.pictures import read_picture
 from palestra.runs.reader import Part, RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import check, train
-from tests.pictures import drawn, file_of
+from tests.pictures import drawn, file_of, pixels_of
 from tests.server.conftest import Server
 from tests.training import shown
 from tests.training.trainers import FEW
 
+TEXT = {"type": "text", "text": "What is it?"}
 ROWS = 12
 """Positions of a picture of 64 x 48 pixels; one of 32 x 32 has 4."""
 SEEING = {
@@ -86,6 +90,60 @@ def test_a_teacher_reads_the_pictures_that_the_student_saw(run_training, setting
     )
     assert plain["kl/teacher"] == pytest.approx(0.0, abs=1e-4)
     assert abs(told["kl/teacher"]) > 1e-3
+
+
+def test_a_run_learns_from_episodes_that_others_play_with_pictures(run_training, settings):
+    """The player sends a picture, and then another one, with the official client of OpenAI."""
+    stop = threading.Event()
+
+    def look(episode: Episode) -> float:
+        number, client = episode.task.extras["n"], episode.openai()
+        asked: list[Any] = [{"role": "user", "content": [image_part(drawn(number)), TEXT]}]
+        first = client.chat.completions.create(model="policy", messages=asked, max_tokens=6).choices[0].message
+        asked += [{"role": "assistant", "content": first.content}]
+        asked += [{"role": "user", "content": [image_part(drawn(1000 + number, 32, 32))]}]
+        answer = client.chat.completions.create(model="policy", messages=asked, max_tokens=6).choices[0].message
+        return float(len(answer.content or "") % 3)
+
+    def work() -> None:
+        with EpisodeClient(settings["server"], "tml-local") as client:
+            while not stop.is_set():
+                client.run("played")
+                play(client, look, run="played", concurrency=4, idle_s=0.2, claim_s=0.2, handle_signals=False)
+
+    players = threading.Thread(target=work)
+    players.start()
+    try:
+        episodes = {"players": 0, "run": "played"}
+        plain = {**SEEING, "steps": 1, "eval": {"every": 0}, "rollouts": "episodes", "episodes": episodes}
+        run = run_training("played", **settings, **plain)
+    finally:
+        stop.set()
+        players.join()
+    assert run.status() is RunStatus.DONE
+    (step,) = run.read_metrics()
+    assert step["rollouts/failed"] == 0.0
+    assert step["mismatch/logprob_abs_max"] < 2e-4
+    record = next(one for one in run.read_rollouts(1, Part.ROLLOUTS) if one["turns"] == 2)
+    parts = [part for one in record["messages"] if one["role"] == "user" for part in one["content"]]
+    found = [read_picture(run.path, digest_of(part)) for part in parts if part["type"] == "image_url"]
+    number = int(record["task"])
+    pictures = [drawn(number), drawn(1000 + number, 32, 32)]
+    assert [pixels_of(file or b"") for file in found] == [one.tobytes() for one in pictures]
+    row = next(one for one in run.read_rollouts(1, Part.TOKENS) if one["id"] == record["id"])
+    assert [rows for _, rows, _ in row["pictures"]] == [ROWS, 4]
+
+
+@pytest.mark.slow
+def test_a_run_plays_episodes_with_pictures_itself(run_training, settings):
+    run = run_training("own", **settings, **{**SEEING, "steps": 1, "rollouts": "episodes", "episodes": {"players": 4}})
+    (step,) = [row for row in run.read_metrics() if "mismatch/logprob_abs_max" in row]
+    assert (step["rollouts/failed"], step["mismatch/logprob_abs_max"] < 2e-4) == (0.0, True)
+    for record in run.read_rollouts(1, Part.ROLLOUTS):
+        shown = [digest_of(part) for part in record["messages"][0]["content"] if part["type"] == "image_url"]
+        assert [pixels_of(read_picture(run.path, one) or b"") for one in shown] == [
+            drawn(int(record["task"])).tobytes()
+        ]
 
 
 def digest_of(part):

@@ -133,6 +133,10 @@ def get_timeline(episode_id: str) -> ApiCall[EpisodeTimeline]:
     return ApiCall("GET", f"{ROOT}/episodes/{quote(episode_id, safe='')}/timeline", EpisodeTimeline)
 
 
+def get_picture(digest: str) -> ApiCall[w.PictureContent]:
+    return ApiCall("GET", f"{ROOT}/pictures/{quote(digest, safe='')}", w.PictureContent)
+
+
 class EpisodeFilter(TypedDict, total=False):
     """Which episodes are listed."""
 

@@ -152,6 +152,10 @@ class AsyncRun:
     ) -> EpisodePage:
         return await self._calls.do(api.list_episodes(self.name, state, limit=limit, offset=offset, **which))
 
+    async def picture(self, digest: str) -> bytes:
+        """The PNG file of a picture that a trajectory names in its `images`."""
+        return (await self._calls.do(api.get_picture(digest))).data
+
     async def _note(self, call: api.ApiCall[RunInfo]) -> RunInfo:
         self.info = await self._calls.do(call)
         return self.info

@@ -141,6 +141,7 @@ class Run(Facade[AsyncRun]):
     delete = waits(AsyncRun.delete)
     requeue = waits(AsyncRun.requeue)
     episodes = waits(AsyncRun.episodes)
+    picture = waits(AsyncRun.picture)
 
 
 class Episode(EpisodeView, Facade[AsyncEpisode]):

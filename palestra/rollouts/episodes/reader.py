@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from palestra.chat import ChatTokenizer
+from palestra.rollouts.episodes.pictures import (
+    NO_FILES,
+    LostPicture,
+    named_pictures,
+    placed_pictures,
+    shown_tokens,
+)
 from palestra.rollouts.sources import ERROR_LENGTH, blank_rollout, lost_rollouts, set_turn_times
 from palestra.types import StopReason
 from palestra.types.episodes import EpisodeResult, EpisodeTrajectory, GroupState, PlayedEpisode, PlayedGroup, ResultKey
+from palestra.types.pictures import PictureFile
 from palestra.types.rollouts import FAILURES, Branch, Group, GroupRequest, Message, Rollout, RolloutStop, Turn
 from palestra.types.sampling import VersionSegment
 
@@ -31,28 +39,43 @@ class EpisodeReader:
         self._tokenizer, self._step_of = tokenizer, step_of
         self._is_trained = is_trained or (lambda _agent: True)
 
-    def group(self, played: PlayedGroup, request: GroupRequest, newest: int) -> Group:
-        """`newest` is the step that the group is played for."""
+    def group(
+        self,
+        played: PlayedGroup,
+        request: GroupRequest,
+        newest: int,
+        files: Mapping[str, PictureFile] = NO_FILES,
+    ) -> Group:
+        """`newest` is the step that the group is played for. `files`: those of its pictures, by their digests at the
+        server."""
         group = Group(id=request.id, task=request.task, step=request.step)
         if played.state is GroupState.DROPPED:
             stop = RolloutStop.STALE if played.reason.startswith(STALE) else RolloutStop.LOST
             group.rollouts = lost_rollouts(request, stop, played.reason)
         else:
-            group.rollouts = [self._rollout(episode, request, newest) for episode in played.episodes]
+            group.rollouts = [self._rollout(episode, request, newest, files) for episode in played.episodes]
         return group
 
-    def _rollout(self, episode: PlayedEpisode, request: GroupRequest, newest: int) -> Rollout:
+    def _rollout(
+        self, episode: PlayedEpisode, request: GroupRequest, newest: int, files: Mapping[str, PictureFile]
+    ) -> Rollout:
         info, result = episode.info, episode.info.result or EpisodeResult()
         rollout = blank_rollout(request, info.index, info.seed)
         nothing = Branch(id="", prompt=[], turns=[])
         trained = result.metadata.get(ResultKey.TRAINED_AGENTS)
         played = [one for one in episode.trajectories if not isinstance(trained, list) or one.agent in trained]
-        own, *others = [self._branch(one, newest) for one in played] or [nothing]
+        try:
+            own, *others = [self._branch(one, newest, files) for one in played] or [nothing]
+        except LostPicture as error:
+            rollout.stop, rollout.error = RolloutStop.MASKED, str(error)
+            return rollout
         rollout.prompt, rollout.turns, rollout.agent = own.prompt, own.turns, own.agent
+        rollout.pictures = own.pictures
         rollout.temperature = own.temperature
         rollout.branches = [branch for branch in others if self._is_trained(branch.agent)]
         for number, branch in enumerate(rollout.branches, 1):
             branch.id = f"{rollout.id}/{number}"
+        rollout.picture_files = {one.file.digest: one.file for row in rollout.rows for one in row.pictures}
         rollout.metrics = dict(result.metrics)
         rollout.verdict = verdict if isinstance(verdict := result.metadata.get(ResultKey.VERDICT), dict) else {}
         rollout.seconds = max(0.0, (info.ended_at or 0.0) - (info.claimed_at or info.ended_at or 0.0))
@@ -61,8 +84,9 @@ class EpisodeReader:
         grade_rollout(rollout, result)
         return rollout
 
-    def _branch(self, trajectory: EpisodeTrajectory, newest: int) -> Branch:
+    def _branch(self, trajectory: EpisodeTrajectory, newest: int, files: Mapping[str, PictureFile]) -> Branch:
         branch = Branch(id="", prompt=trajectory.tokens, turns=[], agent=trajectory.agent)
+        branch.pictures = placed_pictures(trajectory, files)
         for read, start, end in _spans(trajectory.loss_mask):
             tokens, segments = trajectory.tokens[start:end], self._segments(trajectory, start, end, newest)
             if not branch.turns:
@@ -98,12 +122,22 @@ class EpisodeReader:
         """Returns the messages as the player reported them, or else decoded from the tokens."""
         kept_messages = result.metadata.get(ResultKey.MESSAGES)
         if isinstance(kept_messages, list) and all(isinstance(one, dict) and "role" in one for one in kept_messages):
-            return kept_messages
-        messages: list[Message] = list(request.task.prompt)
+            named = named_pictures(kept_messages, rollout.pictures)
+        else:
+            named = None
+        return self._decoded(rollout, request) if named is None else named
+
+    def _decoded(self, rollout: Rollout, request: GroupRequest) -> list[Message]:
+        at = len(rollout.prompt)
+        named = named_pictures(request.task.prompt, [one for one in rollout.pictures if one.start < at])
+        shown = shown_tokens(self._tokenizer, rollout.prompt, 0, rollout.pictures) if named is None else ""
+        messages: list[Message] = [{"role": "user", "content": shown}] if named is None else named
         for turn in rollout.turns:
             if turn.observation:
-                messages.append({"role": "user", "content": self._tokenizer.decode(turn.observation)})
+                content = shown_tokens(self._tokenizer, turn.observation, at, rollout.pictures)
+                messages.append({"role": "user", "content": content})
             messages.append({"role": "assistant", "content": turn.text})
+            at += len(turn.observation) + len(turn.tokens)
         return messages
 
 

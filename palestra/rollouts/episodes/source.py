@@ -12,6 +12,7 @@ from msgspec import Struct
 from palestra.config.train import EpisodeRollouts
 from palestra.episodes import AsyncRun, EpisodeApiError, EpisodeClientError, NewGroup
 from palestra.rollouts.episodes.log import EpisodeLog, refused_to_us
+from palestra.rollouts.episodes.pictures import read_files
 from palestra.rollouts.episodes.reader import EpisodeReader
 from palestra.rollouts.policy_sampler import PolicyError, PolicySampler
 from palestra.rollouts.sources import RolloutSourceError
@@ -120,7 +121,9 @@ class EpisodeSource:
             missing[request.id] = await self._begin_one(request, generation)
             played = await self._context.log.wait(missing[request.id])
         del missing[request.id]
-        return self._context.reader.group(played, request, sampler.version)
+        with refused_to_us("the pictures of a played group cannot be read"):
+            files = await read_files(self._context.run, played)
+        return self._context.reader.group(played, request, sampler.version, files)
 
     async def _cancel_unwanted(self) -> None:
         if not self._context.unwanted:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
-from palestra.chat.trajectories import Trajectory
 from palestra.server.broker.broker import Broker
 from palestra.server.core.owners.callers import AttemptRef
-from palestra.server.core.turn_trajectories import trajectories_of
+from palestra.server.core.turn_trajectories import SeenTrajectory, trajectories_of
 from palestra.store import Store
 from palestra.store.queries import traces as rows
 from palestra.store.queries.traces import TraceTurn, TurnFacts, TurnKey
@@ -109,13 +108,14 @@ def _is_unseen(turns: list[KeptTurn], place: int, unanswered: set[TurnKey]) -> b
     if TurnKey(one.trace_id, one.turn.number) not in unanswered:
         return False
     wholes = [[*one.turn.prompt, *sample.tokens] for sample in one.turn.samples]
-    prompts = [other.turn.prompt for other in turns[place + 1 :]]
-    went_on = any(prompt[: len(whole)] == whole for prompt in prompts for whole in wholes)
-    return one.turn.prompt in prompts and not went_on
+    later = [(other.turn.prompt, other.turn.facts.images) for other in turns[place + 1 :]]
+    went_on = any(prompt[: len(whole)] == whole for prompt, _ in later for whole in wholes)
+    return (one.turn.prompt, one.turn.facts.images) in later and not went_on
 
 
-def _shown(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> EpisodeTrajectory:
+def _shown(seen: SeenTrajectory, turns: list[KeptTurn], version: int) -> EpisodeTrajectory:
     """`version`: the version when the episode was claimed, for calls that have none."""
+    trajectory = seen.trajectory
     length = len(trajectory.tokens)
     temperatures, versions, inexact = [0.0] * length, [0] * length, [0] * length
     for ref in trajectory.turns:
@@ -140,6 +140,7 @@ def _shown(trajectory: Trajectory, turns: list[KeptTurn], version: int) -> Episo
         trace_id=last.trace_id,
         agent=agent_of(last.turn.facts, turns),
         is_cut=last.turn.samples[trajectory.turns[-1].sample].stop_reason == StopReason.LENGTH,
+        images=seen.images,
     )
 
 

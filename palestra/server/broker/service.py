@@ -20,6 +20,7 @@ from palestra.server.broker.observer import EpisodeObserver
 from palestra.server.broker.push import GroupPushes, MakeGroupPusher, RunPushes
 from palestra.server.broker.push_retries import RetriedPushes
 from palestra.server.broker.timelines import Timelines
+from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.store import Store
 from palestra.types.episode_wire import Cancel
@@ -33,6 +34,7 @@ class EpisodeService:
         config: EpisodesConfig,
         observer: CallObserver,
         secret: str,
+        pictures: PictureCache,
         *,
         calls_waiting: Callable[[], Mapping[str, int]],
         check_owner: Callable[[str], None],
@@ -48,6 +50,7 @@ class EpisodeService:
         self.masking = Masking(config.mask)
         self.timelines = Timelines(self.broker, store, self.masking)
         self.calls = EpisodeCalls(self.broker)
+        self.pictures = pictures
         pushes = RetriedPushes()
         self.listeners = RunPushes(self.broker, self.deliveries, pushes)
         others = [make(self.broker, self.deliveries, pushes) for make in more_pushes]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Response
 from fastapi.responses import StreamingResponse
 
 from palestra.episodes.search import EpisodeSearch
 from palestra.server.core.errors import Refusal
+from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.episodes.routes import PREFIX, Number
 from palestra.server.http.episode_access import EpisodesNow, Trainer
 from palestra.server.http.json_records import json_response
@@ -74,3 +76,19 @@ async def get_timeline(episode_id: str, episodes: EpisodesNow, caller: Trainer) 
     masked."""
     timeline = await episodes.timelines.of(caller.owner, episode_id)
     return Response(timeline, media_type="application/json")
+
+
+@router.get("/pictures/{digest}", responses=answer_of(w.PictureContent))
+async def get_picture(
+    digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], episodes: EpisodesNow, caller: Trainer
+) -> Response:
+    """A picture that trajectories name, as a PNG file of the pixels that the model read."""
+    content = await asyncio.to_thread(_picture, episodes.pictures, digest)
+    if content is None:
+        raise Refusal(404, f"picture {digest[:12]} is not kept here any more (limits.max_kept_picture_bytes)")
+    return json_response(content)
+
+
+def _picture(cache: PictureCache, digest: str) -> w.PictureContent | None:
+    picture = cache.find(digest)
+    return None if picture is None else w.PictureContent(digest, picture.png())

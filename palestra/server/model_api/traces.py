@@ -128,7 +128,7 @@ class CallTraces:
             )
             raise ApiError(400, detail, param="trace_id", code="unsupported")
         found = trajectories_of(turns)
-        return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one) for one in found]}
+        return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one.trajectory) for one in found]}
 
     async def export(self, caller: Caller, limit: int, offset: int, origin: str | None) -> AsyncIterator[bytes]:
         """Yields a line for each trace. Traces that are purged meanwhile are left out."""

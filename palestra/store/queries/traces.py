@@ -23,6 +23,7 @@ from palestra.store.tables import responses as r
 from palestra.store.tables import traces as t
 from palestra.store.tables import turns as u
 from palestra.store.tables import unanswered_turns as w
+from palestra.types.pictures import PlacedImage
 from palestra.types.readiness import make_ready
 from palestra.util.json_types import JsonObject
 
@@ -103,6 +104,8 @@ class TurnFacts(Struct, frozen=True, kw_only=True):
     """Whether the prompt showed tools."""
     ignored: list[str] = []
     """Fields and tools of the request that were ignored."""
+    images: list[PlacedImage] = []
+    """Where pictures stand in the whole prompt."""
     heard: str = ""
     """The messages of a chat that its parent does not have, as JSON."""
     told: str = ""

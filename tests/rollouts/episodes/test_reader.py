@@ -23,6 +23,7 @@ from palestra.types.episodes import (
     PlayedEpisode,
     PlayedGroup,
 )
+from palestra.types.pictures import PlacedImage
 from palestra.types.rollouts import Branch, Group, RolloutStop
 from palestra.types.sampling import VersionSegment
 from tests.training.records import group_of, make_config, make_rollout, make_turn
@@ -230,3 +231,13 @@ def test_a_turn_that_outlived_its_weights_has_segments():
     assert (first.versions, first.inexact_tokens) == ([2, 2, 3, 4, 4], 2)
     assert (second.version, second.segments) == (4, [])
     assert (rollout.oldest_version, rollout.newest_version) == (2, 4)
+
+
+def test_a_rollout_whose_picture_the_server_lost_is_left_out():
+    lost = trajectory("rrss", images=[PlacedImage(1, "0" * 64)])
+    kept = trajectory("rs")
+    lone, other = read(played((EpisodeResult(reward=1.0), [lost]), (EpisodeResult(reward=0.0), [kept]))).rollouts
+    assert (lone.stop, lone.reward, lone.turns) == (RolloutStop.MASKED, None, [])
+    assert lone.error is not None
+    assert "raise limits.max_kept_picture_bytes" in lone.error
+    assert other.reward == 0.0

@@ -15,6 +15,7 @@ from palestra.server.agentjet.trainer import AgentJetTrainer, TrainerRefusal
 from palestra.server.agentjet.trainer_records import TrainerRecord, TrainerRecords
 from palestra.server.agentjet.trainer_status import FED_S, has_begun, why_not
 from palestra.server.broker.service import EpisodeService
+from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.store import Store
@@ -83,6 +84,7 @@ async def world(folder: Path) -> AsyncIterator[World]:
         config.episodes,
         CallObserver(Metrics()),
         "secret",
+        PictureCache(folder / "pictures", 1 << 20),
         calls_waiting=dict,
         check_owner=lambda owner: None,
     )

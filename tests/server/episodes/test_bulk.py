@@ -15,6 +15,7 @@ from sqlalchemy import Connection, text
 from palestra.config.serve import EpisodesConfig
 from palestra.server.broker.board_writer import NotSaved
 from palestra.server.broker.service import EpisodeService
+from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.core.telemetry.observer import CallObserver
 from palestra.store import Store
@@ -34,6 +35,7 @@ async def opened(folder: Path, config: EpisodesConfig | None = None) -> AsyncIte
         config or EpisodesConfig(),
         CallObserver(Metrics()),
         "secret",
+        PictureCache(folder / "pictures", 1 << 20),
         calls_waiting=dict,
         check_owner=lambda owner: None,
     )

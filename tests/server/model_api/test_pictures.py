@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pictures import data_url, drawn, file_of
+from palestra.episodes import EpisodeApiError, EpisodeClient, NewGroup, Task
+from tests.pictures import data_url, drawn, file_of, pixels_of
 
 if TYPE_CHECKING:
     import anthropic
@@ -131,21 +132,35 @@ def test_a_conversation_goes_on_behind_a_picture(client: openai.OpenAI, seeing: 
     assert (refused.status_code, "pictures" in refused.json()["error"]["message"]) == (400, True)
 
 
-@pytest.mark.slow
-def test_calls_of_episodes_have_no_pictures_yet(seeing: Server) -> None:
+def test_an_episode_is_delivered_with_the_pictures_of_its_calls(seeing: Server) -> None:
+    """Pictures of one size have the same tokens; a call that shows another one continues nothing."""
+    import anthropic
     import openai
 
-    http, run = seeing.http(), "/episodes/v1/runs/seer"
-    assert http.put(run, json={"model": MODEL}).status_code == 200
-    task = {"id": "t", "environment": "arithmetic", "prompt": [{"role": "user", "content": "Look."}]}
-    http.post(f"{run}/groups", json={"groups": [{"group_id": "g", "size": 1, "task": task}]})
-    claim = {"client_id": "player", "claim_id": "c", "run": "seer"}
-    (lease,) = http.post("/episodes/v1/claim", json=claim).json()["leases"]
-    with openai.OpenAI(base_url=lease["base_url"], api_key=lease["api_key"], max_retries=0) as player:
-        with pytest.raises(openai.BadRequestError, match="may not have pictures yet"):
-            player.chat.completions.create(model="policy", messages=asked(image()))
-        text = player.chat.completions.create(model="policy", messages=asked(words("Hello")), max_tokens=3)
-        assert text.choices
+    with EpisodeClient(seeing.url, "tml-test") as trainer:
+        run = trainer.run("seer")
+        run.publish(0, MODEL)
+        run.register([NewGroup(group_id="g", size=1, task=Task(id="t", environment="x", prompt=[]))])
+        (episode,) = trainer.claim(1, run="seer")
+        with openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key, max_retries=0) as player:
+            first = asked(words("Look "), image(6))
+            answer = player.chat.completions.create(model="policy", messages=first, **SIZE).choices[0].message
+            said_before: Any = {"role": "assistant", "content": answer.content}
+            more = [*first, said_before, *asked(image(7))]
+            player.chat.completions.create(model="policy", messages=more, **SIZE)
+            other = [*asked(words("Look "), image(8)), said_before, *asked(image(7))]
+            player.chat.completions.create(model="policy", messages=other, **SIZE)
+        with anthropic.Anthropic(base_url=seeing.url, api_key=episode.api_key, max_retries=0) as player:
+            player.messages.create(model="policy", max_tokens=6, extra_body=COLD, messages=asked(block(9)))
+        episode.end(1.0)
+        (group,) = run.groups(wait_s=10)
+        rows = group.episodes[0].trajectories
+        shown = [[pixels_of(run.picture(one.digest)) for one in row.images] for row in rows]
+        assert shown == [[drawn(seed).tobytes() for seed in seeds] for seeds in ((6, 7), (8, 7), (9,))]
+        for row in rows:
+            assert all(row.tokens[one.start : one.start + ROWS] == [504] * ROWS for one in row.images)
+        with pytest.raises(EpisodeApiError, match="is not kept here any more"):
+            run.picture("0" * 64)
 
 
 @pytest.mark.slow

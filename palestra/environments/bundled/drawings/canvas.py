@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import struct
-import zlib
+
+from palestra.util.png import png_file
 
 Colour = tuple[int, int, int]
 
@@ -15,7 +15,6 @@ COLOURS: dict[str, Colour] = {
     "blue": (40, 60, 220),
     "orange": (245, 150, 20),
 }
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Canvas:
@@ -57,15 +56,9 @@ class Canvas:
         return hashlib.blake2b(self.pixels, digest_size=16).hexdigest()
 
     def png(self) -> bytes:
-        head = struct.pack(">IIBBBBB", self.side, self.side, 8, 2, 0, 0, 0)
-        pixels = zlib.compress(b"".join(b"\0" + row for row in self._rows), 6)
-        return PNG + _chunk(b"IHDR", head) + _chunk(b"IDAT", pixels) + _chunk(b"IEND", b"")
+        return png_file(self.pixels, self.side, self.side)
 
     def _span(self, y: int, left: int, right: int, colour: Colour) -> None:
         left, right = max(0, left), min(self.side, right)
         if 0 <= y < self.side and left < right:
             self._rows[y][3 * left : 3 * right] = bytes(colour) * (right - left)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -16,7 +16,6 @@ from palestra.server.core.telemetry.metrics import Metrics
 from palestra.server.model_api.conversation_store import ConversationStore
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.engine_sampler import EngineSampler, SampleOutcome
-from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.model_resolver import ModelResolver, SamplingTarget
 from palestra.server.model_api.openai_chat.choice_stream import ChoiceStream, streamed_tokens
 from palestra.server.model_api.openai_chat.events import (
@@ -120,9 +119,6 @@ class ChatCalls:
             max_tokens=target.card.max_positions,
         )
         if seen.found:
-            if origin.caller.attempt is not None:
-                detail = "messages: calls of an episode may not have pictures yet: its trainer could not send them"
-                raise invalid("messages", detail, code="unsupported")
             await asyncio.to_thread(self._pictures.cache.keep, seen.distinct)
         self._count(target, prompt)
         start = answer_start(tokenizer, prompt.ids, prompt.begun)

@@ -89,6 +89,7 @@ class SamplingPlan:
             agent=_agent(origin),
             has_tools=isinstance(origin.call, ChatRequest) and bool(origin.call.tools),
             ignored=list(dict.fromkeys(origin.ignored)),
+            images=list(self.request.images),
         )
 
 
