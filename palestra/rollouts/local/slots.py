@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from types import TracebackType
 
 
@@ -30,7 +31,10 @@ class RolloutSlots:
         try:
             await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # it was given a place at the same moment
+            if place.cancelled():
+                with suppress(ValueError):
+                    self._waiting.remove(place)
+            else:  # it was given a place at the same moment
                 self._leave()
             raise
 

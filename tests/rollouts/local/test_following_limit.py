@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from palestra.rollouts.local.following_limit import FIRST, LEAST, FollowingLimit, SamplingLoad
@@ -17,6 +17,7 @@ IDLE = SamplingLoad(waiting=0, kv_used=0.1, cache_tokens=100_000)
 
 
 @examples(100)
+@example(["come", "come", "shrink", "cancel"], 1)  # one that waits is cancelled
 @given(st.lists(st.sampled_from(["come", "leave", "cancel", "grow", "shrink"]), max_size=40), st.integers(1, 4))
 def test_places_are_never_lost_nor_given_twice(events: list[str], limit: int) -> None:
     async def play() -> None:

@@ -49,6 +49,7 @@ WORKER_GAUGES = {
     "sampler_bytes": ("palestra_sampler_bytes", "Memory of frozen sampler snapshots"),
     "token_gap_p95_s": ("palestra_token_gap_p95_seconds", "From one token of a sample to its next, 95th percentile"),
     "kv_used": ("palestra_kv_used_ratio", "Share of the cache's pages in use"),
+    "cache_tokens": ("palestra_cache_tokens", "Tokens that the cache can hold"),
 }
 
 
