@@ -8,6 +8,7 @@ import msgspec
 
 from palestra.data.errors import DatasetError
 from palestra.data.layouts import Layout, convert_row
+from palestra.data.pictures import with_moved_paths
 from palestra.data.rows import read_rows
 from palestra.util.atomic_files import replacing
 
@@ -18,7 +19,8 @@ def convert_dataset(source: str | Path, out: Path, to: Layout, *, lossy: bool) -
     with replacing(out) as stream:
         for row in read_rows(source):
             try:
-                converted = convert_row(row.content(), to, lossy=lossy)
+                content = with_moved_paths(row.content(), Path(row.place.file).parent, out.parent)
+                converted = convert_row(content, to, lossy=lossy)
             except DatasetError as error:
                 raise DatasetError(error.problem, row.place) from None
             stream.write(msgspec.json.encode(converted) + b"\n")

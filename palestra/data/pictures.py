@@ -137,14 +137,50 @@ def source_url(source: object, folder: Path, where: str) -> str:
     if _is_base64(source):
         return f"{DATA};base64,{source}"
     path = (file_path(source) if source.startswith(FILE) else folder / source).absolute()
-    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
+    if not _is_file(path):
         raise DatasetError(f"{where}: there is no picture {str(path)[:200]}")
     return path.as_uri()
+
+
+def with_moved_paths(row: JsonMapping, folder: Path, to: Path) -> JsonMapping:
+    """Returns the row as it stands in a file in another folder: relative paths of its pictures lead there from `to`."""
+    if folder.resolve() == to.resolve():
+        return row
+    moved: JsonObject = dict(row)
+    for name in COLUMNS:
+        if name in row:
+            moved[name] = _moved(row[name], folder, to)
+    for name in FIELDS:
+        if isinstance(messages := row.get(name), list) and has_pictures(messages):
+            moved[name] = [_with_moved_parts(message, folder, to) for message in messages]
+    return moved
+
+
+def _with_moved_parts(message: Any, folder: Path, to: Path) -> Any:
+    if not has_pictures([message]):
+        return message
+    parts = [_moved(part, folder, to) if is_picture(part) else part for part in message["content"]]
+    return {**message, "content": parts}
+
+
+def _moved(value: Any, folder: Path, to: Path) -> Any:
+    """A source, or what has sources, with paths from the other folder on. What names no file stays as it is."""
+    if isinstance(value, Mapping):
+        return {key: _moved(one, folder, to) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_moved(one, folder, to) for one in value]
+    if not isinstance(value, str) or not value or Path(value).is_absolute() or not _is_file(folder / value):
+        return value
+    return os.path.relpath(folder.resolve() / value, to.resolve())
 
 
 def _sources(given: object, column: str, folder: Path) -> list[str]:
     entries = given if isinstance(given, list) else [given]
     return [source_url(entry, folder, f"{column}[{place}]") for place, entry in enumerate(entries)]
+
+
+def _is_file(path: Path) -> bool:
+    return os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises for a name that is too long
 
 
 def _is_base64(source: str) -> bool:

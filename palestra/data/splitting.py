@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 
 from palestra.data.errors import DatasetError
-from palestra.data.rows import read_rows
+from palestra.data.pictures import with_moved_paths
+from palestra.data.rows import RawRow, read_rows
 from palestra.util.atomic_files import replacing
 from palestra.util.json_types import JsonMapping
 
@@ -74,9 +75,16 @@ def split_dataset(
             if index >= len(groups):
                 raise DatasetError(f"{source} has grown while it was split")
             part = part_of[groups[index]]
-            files[part].write(row.line + b"\n")
+            files[part].write(_line(row, out) + b"\n")
             written[names[part]] += 1
     return written
+
+
+def _line(row: RawRow, out: Path) -> bytes:
+    """The row as it is, but for relative paths of pictures, which lead there from the part's folder."""
+    content = row.content()
+    moved = with_moved_paths(content, Path(row.place.file).parent, out)
+    return row.line if moved == content else msgspec.json.encode(moved)
 
 
 def _groups(source: str | Path, key: GroupKey | None) -> array[int]:

@@ -11,10 +11,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from palestra.data.conversations import ConversationFile, conversation_of, labelled_of, pair_of
+from palestra.data.conversations import Conversation, ConversationFile, conversation_of, labelled_of, pair_of
+from palestra.data.conversion import convert_dataset
 from palestra.data.errors import DatasetError
+from palestra.data.layouts import Layout
+from palestra.data.splitting import by_prompt, split_dataset
 from palestra.environments.tasks import read_tasks
-from palestra.util.picture_parts import url_of, url_part
+from palestra.util.picture_parts import file_path, url_of, url_part
 from tests.pictures import data_url, drawn, file_of
 
 FILE, OTHER = file_of(drawn(1)), file_of(drawn(2), "JPEG")
@@ -33,6 +36,11 @@ def folder(tmp_path: Path) -> Path:
 def conversations(folder: Path, *rows: Any) -> ConversationFile:
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ConversationFile(folder / "data.jsonl", conversation_of)
+
+
+def read(file: Path) -> list[Conversation]:
+    rows = ConversationFile(file, conversation_of)
+    return [rows[index] for index in range(len(rows))]
 
 
 def asked(*parts: Any) -> dict[str, Any]:
@@ -90,6 +98,27 @@ def test_parquet_files_of_the_hub_have_bytes(folder):
     parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "data.parquet")
     (message,) = ConversationFile(folder / "data.parquet", conversation_of)[0].messages
     assert message["content"] == [url_part(f"data:;base64,{BASE64}"), text("Look.")]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "<image>Look.", "completion": "A square.", "images": ["images/1.png"]},
+        {"prompt": "<image>Look.", "completion": "A square.", "images": [{"path": "images/1.png"}]},
+        asked({"type": "image", "image": "images/1.png"}, text("Look.")),
+        asked({"type": "image_url", "image_url": {"url": "images/1.png"}}, text("Look.")),
+    ],
+)
+def test_files_in_other_folders_lead_to_the_same_pictures(folder, row):
+    conversations(folder, row, {"prompt": "2 + 2?", "completion": "4"})
+    split_dataset(folder / "data.jsonl", {"eval": 1}, folder / "deep" / "parts", group=by_prompt, seed=0)
+    convert_dataset(folder / "data.jsonl", folder / "other" / "data.jsonl", Layout.MESSAGES, lossy=False)
+    parts = [folder / "deep" / "parts" / "train.jsonl", folder / "deep" / "parts" / "eval.jsonl"]
+    split, converted = ([*read(parts[0]), *read(parts[1])], read(folder / "other" / "data.jsonl"))
+    for rows in (split, converted):
+        shown = [one.messages[0]["content"] for one in rows if isinstance(one.messages[0]["content"], list)]
+        assert [file_path(str(url_of(part))).resolve() for part, _ in shown] == [folder / "images" / "1.png"]
+        assert len(rows) == 2
 
 
 def test_pairs_show_both_answers_the_same_pictures(folder):
