@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from palestra.chat import ChatTokenizer
 from palestra.chat.picture_files import picture_file
-from palestra.chat.pictures import SCHEME
 from palestra.episodes import AsyncRun, EpisodeApiError
+from palestra.rollouts.turn_messages import picture_part
 from palestra.types.episodes import EpisodeTrajectory, PlayedGroup
 from palestra.types.pictures import PictureFile, PromptPicture
 from palestra.types.rollouts import Message
-from palestra.util.json_types import JsonMapping, JsonObject
-from palestra.util.picture_parts import has_pictures, is_picture, url_part
+from palestra.util.json_types import JsonMapping
+from palestra.util.picture_parts import has_pictures, is_picture
 
 NO_FILES: Mapping[str, PictureFile] = {}
 GONE = 404
@@ -68,29 +67,4 @@ def named_pictures(messages: Sequence[Message], pictures: Sequence[PromptPicture
 
 def _named(parts: Sequence[JsonMapping], left: Iterator[PromptPicture]) -> Iterator[JsonMapping]:
     for part in parts:
-        yield _part(next(left)) if is_picture(part) else part
-
-
-def shown_tokens(
-    tokenizer: ChatTokenizer, tokens: Sequence[int], start: int, pictures: Sequence[PromptPicture]
-) -> str | list[JsonObject]:
-    """The content of a message: tokens, which begin at `start` of their conversation, as text, with pictures where
-    they stand."""
-    parts: list[JsonObject] = []
-    at, end = start, start + len(tokens)
-    inside = [one for one in pictures if start <= one.start < end]
-    if not inside:
-        return tokenizer.decode(tokens)
-    for one in inside:
-        parts += [*_text(tokenizer, tokens[at - start : one.start - start]), _part(one)]
-        at = one.end
-    return [*parts, *_text(tokenizer, tokens[at - start :])]
-
-
-def _text(tokenizer: ChatTokenizer, tokens: Sequence[int]) -> list[JsonObject]:
-    text = tokenizer.decode(tokens)
-    return [{"type": "text", "text": text}] if text else []
-
-
-def _part(picture: PromptPicture) -> JsonObject:
-    return url_part(f"{SCHEME}{picture.file.digest}")
+        yield picture_part(next(left)) if is_picture(part) else part

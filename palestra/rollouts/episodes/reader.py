@@ -10,9 +10,9 @@ from palestra.rollouts.episodes.pictures import (
     LostPicture,
     named_pictures,
     placed_pictures,
-    shown_tokens,
 )
 from palestra.rollouts.sources import ERROR_LENGTH, blank_rollout, lost_rollouts, set_turn_times
+from palestra.rollouts.turn_messages import shown_tokens, turn_messages
 from palestra.types import StopReason
 from palestra.types.episodes import EpisodeResult, EpisodeTrajectory, GroupState, PlayedEpisode, PlayedGroup, ResultKey
 from palestra.types.pictures import PictureFile
@@ -131,14 +131,8 @@ class EpisodeReader:
         at = len(rollout.prompt)
         named = named_pictures(request.task.prompt, [one for one in rollout.pictures if one.start < at])
         shown = shown_tokens(self._tokenizer, rollout.prompt, 0, rollout.pictures) if named is None else ""
-        messages: list[Message] = [{"role": "user", "content": shown}] if named is None else named
-        for turn in rollout.turns:
-            if turn.observation:
-                content = shown_tokens(self._tokenizer, turn.observation, at, rollout.pictures)
-                messages.append({"role": "user", "content": content})
-            messages.append({"role": "assistant", "content": turn.text})
-            at += len(turn.observation) + len(turn.tokens)
-        return messages
+        first: list[Message] = [{"role": "user", "content": shown}] if named is None else named
+        return [*first, *turn_messages(rollout, self._tokenizer)]
 
 
 def grade_rollout(rollout: Rollout, result: EpisodeResult) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.picture_files import read_pictures
 from palestra.rollouts.gym.results import NotTrainable
+from palestra.rollouts.turn_messages import turn_messages
 from palestra.types.rollouts import Rollout, RolloutStop
 from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.picture_parts import is_picture, url_part
@@ -41,6 +42,8 @@ def place_pictures(rollout: Rollout, given: object, output: Sequence[Any], token
     tokens = [*rollout.prompt, *(token for turn in rollout.turns for token in [*turn.observation, *turn.tokens])]
     rollout.pictures = seen.placed(tokenizer.pictures, tokens)
     rollout.picture_files = {file.digest: file for file in seen.files}
+    told = turn_messages(rollout, tokenizer)
+    rollout.messages[-len(told) :] = told
     if shown and rollout.messages:
         first = rollout.messages[0]
         named = [url_part(f"picture:{file.digest}") for file in seen.files[: len(shown)]]

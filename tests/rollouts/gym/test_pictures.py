@@ -34,13 +34,15 @@ def played(tokenizer: ChatTokenizer):
         read_pictures([{"role": "user", "content": [{"type": "image", "image": url}]}], tokenizer.card) for url in URLS
     )
     rollout.prompt = tokenizer.encode_chat(first.messages)
-    rollout.messages = [{"role": "user", "content": "Look."}]
     observation = tokenizer.observation(second.messages)
     turns = ([], [7, tokenizer.turn_end]), (observation, [8, tokenizer.turn_end])
     rollout.turns = [
         Turn(observation=read, tokens=tokens, logprobs=[-1.0, -1.0], stop=StopReason.STOP, version=0)
         for read, tokens in turns
     ]
+    answered = {"role": "assistant", "content": ""}
+    read = {"role": "user", "content": tokenizer.decode(observation)}
+    rollout.messages = [{"role": "user", "content": "Look."}, answered, read, answered]
     return rollout
 
 
@@ -53,6 +55,9 @@ def test_pictures_of_rows_and_results_are_placed(tokenizer):
         assert tokens[one.start : one.end] == [tokenizer.card.image_token] * 12
     assert rollout.messages[0]["content"][0]["image_url"]["url"].startswith("picture:")
     assert len(rollout.picture_files) == 2
+    assert [one["role"] for one in rollout.messages] == ["user", "assistant", "user", "assistant"]
+    (result,) = [part for part in rollout.messages[2]["content"] if part["type"] == "image_url"]
+    assert result["image_url"]["url"] == f"picture:{rollout.pictures[1].file.digest}"
 
 
 def test_tokens_with_other_pictures_are_not_learned_from(tokenizer):
