@@ -20,6 +20,7 @@ from palestra.model.lora.adapter_files import CONFIG, WEIGHTS, load_adapter, sav
 from palestra.model.lora.adapters import Adapter, AdapterPool
 from palestra.model.lora.merged_export import export_merged
 from palestra.runs.export_form import ExportDtype, ExportForm, GgufSettings
+from palestra.util.atomic_files import remove_unfinished
 from palestra.util.figures import size_text
 from palestra.util.file_errors import file_error_text
 from palestra.util.hugging_face import find_in_cache, is_hub_id
@@ -103,6 +104,7 @@ def export_checkpoint(
         if form in ("merged", "gguf", "ollama") and gguf.ollama_base is None:
             is_untied = spec.tie_embeddings and loaded.config.train_unembed
             needed += model_bytes(base, dtype, gguf.quant, is_untied=is_untied)
+        remove_unfinished(out)
         require_room(out, int(needed * ROOM))
         _write(loaded, out, form, base, base_name or portable_name(base), dtype, gguf)
     except (ModelError, OSError) as error:

@@ -239,6 +239,14 @@ class AsyncConfig(Config):
     """What happens to the keys and values that older weights have computed for a turn that continues: they are computed
     anew, or kept, which costs nothing and makes the log-probabilities of the rest of the turn inexact."""
 
+    @model_validator(mode="after")
+    def _has_effect(self) -> AsyncConfig:
+        if self.in_flight == "continue" and not self.enabled:
+            raise ValueError("in_flight=continue is for runs that play while they train; set asynchronous.enabled=true")
+        if self.older_keys == "keep" and self.in_flight != "continue":
+            raise ValueError("older_keys is for rollouts that continue; set asynchronous.in_flight=continue")
+        return self
+
     @property
     def continues(self) -> bool:
         """Whether rollouts outlive the weights that they began with."""

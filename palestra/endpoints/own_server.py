@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
-
-import orjson
 
 from palestra.config.cores import usable_cores
 from palestra.rollouts.policy_sampler import PolicyError
@@ -76,7 +75,7 @@ async def _fitting_settings(
     finally:
         await processes.stop(process, STOP_S)
     try:
-        plan = orjson.loads(printed)
+        plan = json.loads(printed)
     except ValueError:
         return []  # the server's own start says what is wrong
     if not plan["too_full"]:

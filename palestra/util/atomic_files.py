@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 import shutil
@@ -81,6 +82,16 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             sync(path)
         unfinished.rename(folder)
         sync(folder.parent)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Deletes temporary files and folders of this name whose processes, of this machine, were killed."""
+    import psutil
+
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{TEMPORARY}"):
+        owner = left.name.removesuffix(TEMPORARY).rpartition(".")[2]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 @contextmanager

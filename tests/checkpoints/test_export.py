@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -226,3 +229,14 @@ def test_numbers_that_float16_cannot_hold_are_not_written(random_model, tmp_path
     with pytest.raises(CheckpointError, match="float16 cannot hold; choose --dtype bfloat16 or float32"):
         export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base, dtype="float16")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_killed_export_left_is_removed_by_the_next(random_model, tmp_path):
+    base = random_model()
+    write_adapter(base, tmp_path / "adapter", 3)
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    left, running = (tmp_path / f".out.{pid}.partial" for pid in (int(gone.stdout), os.getppid()))
+    for folder in (left, running):
+        (folder / "inside").mkdir(parents=True)
+    export_checkpoint(tmp_path / "adapter", tmp_path / "out", "merged", base=base)
+    assert (left.exists(), running.exists()) == (False, True)

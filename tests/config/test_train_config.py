@@ -29,6 +29,15 @@ def test_the_kind_decides_what_is_expected():
         load_train_config([], ["kind=gpro"])
 
 
+def test_settings_of_rollouts_that_continue_need_what_they_are_for():
+    for setting, needed in (
+        ("in_flight=continue", "asynchronous.enabled=true"),
+        ("older_keys=keep", "in_flight=continue"),
+    ):
+        with pytest.raises(ConfigError, match=needed):
+            load_train_config([], ["environments=[{name: x}]", f"asynchronous.{setting}"])
+
+
 def test_a_saved_config_lies_below_files_and_overrides(tmp_path):
     saved = {"environments": [{"name": "x"}], "steps": 5, "seed": 3}
     (file := tmp_path / "more.yaml").write_text("steps: 7\n")

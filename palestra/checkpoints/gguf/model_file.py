@@ -55,6 +55,7 @@ def write_model_file(adapter: Adapter, base: Path, file: Path, name: str, settin
         writer.write_ti_data_to_file()
         for tensor, kind in tensors:
             writer.write_tensor_data(_encoded(tensor.read(), kind, tensor.name))
+        weights.require_all_used()
         writer.close()
 
 

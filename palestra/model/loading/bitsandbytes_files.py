@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from msgspec import Struct, ValidationError, convert
 from torch import Tensor
+from torch.nn.functional import pad
 
 from palestra.model.loading.packed_files import BLOCK_SCALES, BLOCK_STATES, CHUNK_BYTES, PackedFileError, Shape
 
@@ -48,7 +49,7 @@ def read_state(stored: Tensor, codes: int) -> BlockState:
         raise PackedFileError(f"its quant_state cannot be read: {error}") from None
     if min(state.shape, default=1) < 1 or state.blocksize < 2 or state.blocksize % 2:
         raise PackedFileError(f"its quant_state has blocks of {state.blocksize} and shape {state.shape}")
-    if prod(state.shape) % state.blocksize or prod(state.shape) != codes * 2:
+    if ceil(prod(state.shape) / 2) != codes:
         raise PackedFileError(f"{codes} bytes in blocks of {state.blocksize} are no weight of {state.shape}")
     return state
 
@@ -56,7 +57,7 @@ def read_state(stored: Tensor, codes: int) -> BlockState:
 def check_sizes(name: str, state: BlockState, shape: Callable[[str], Shape]) -> None:
     """Raises PackedFileError where what stands beside the codes has other sizes than they need. `shape`: that of a
     stored tensor."""
-    blocks = prod(state.shape) // state.blocksize
+    blocks = ceil(prod(state.shape) / state.blocksize)
     needed = {BLOCK_SCALES: blocks, ".quant_map": LEVELS}
     if state.nested_blocksize is not None:
         if state.nested_blocksize < 1:
@@ -69,7 +70,8 @@ def check_sizes(name: str, state: BlockState, shape: Callable[[str], Shape]) -> 
 
 def unpack_blocks(name: str, state: BlockState, read: Callable[[str], Tensor]) -> Tensor:
     """The weight `name`, float32."""
-    codes = read(name).view(-1, state.blocksize // 2)
+    stored, half = read(name).flatten(), state.blocksize // 2
+    codes = pad(stored, (0, -len(stored) % half)).view(-1, half)  # the last block need not be full
     scales = read(f"{name}{BLOCK_SCALES}")
     if state.nested_blocksize is not None:
         factors = read(f"{name}.nested_absmax").repeat_interleave(state.nested_blocksize)[: len(scales)]
@@ -81,4 +83,4 @@ def unpack_blocks(name: str, state: BlockState, read: Callable[[str], Tensor]) -
     for start in range(0, len(codes), step):
         rows = slice(start, start + step)
         torch.mul(pairs[codes[rows].to(torch.int32)].flatten(1), scales[rows, None].float(), out=out[rows])
-    return out.view(state.shape)
+    return out.flatten()[: prod(state.shape)].view(state.shape)

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from palestra.model.errors import UnsupportedModel
+from palestra.model.errors import AdapterError, UnsupportedModel
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.loading.weight_files import HEADS, PREFIXES, WeightFiles
 from palestra.model.loading.weights import by_turns, lay_out
@@ -76,6 +76,7 @@ def export_merged(
             if name.endswith(".weight") and weight.dim() == 2:
                 kept.append(name.removesuffix(".weight"))
             shards.add(name, _written(name, weight, wanted))
+        weights.require_all_used()
         shards.finish()
         _set_dtype(config, dtype or weights.main_dtype)
         if files.unpacked:
@@ -104,7 +105,7 @@ class MergedWeights:
     def __init__(self, adapter: Adapter, files: WeightFiles, spec: ModelSpec) -> None:
         """Raises ModelError where the files lack a weight, or have one of another shape."""
         lay_out(files, spec, torch.bfloat16, torch.device("meta"))
-        self._files, self._matrices, self._layout = files, adapter_matrices(adapter), adapter.stack.layout
+        self._files, self._matrices, self._layout = files, _Matrices(adapter_matrices(adapter)), adapter.stack.layout
         self.is_untied = spec.tie_embeddings and f"{HEAD}.lora_A.weight" in self._matrices
         """The unembedding was trained, and is from here on another matrix than the embedding."""
         head = files.head
@@ -115,6 +116,11 @@ class MergedWeights:
 
     def __contains__(self, name: str) -> bool:
         return name in self._sources
+
+    def require_all_used(self) -> None:
+        """Raises AdapterError where the adapter has a matrix that no tensor so far has taken in."""
+        if left := sorted(self._matrices.keys() - self._matrices.used):
+            raise AdapterError(f"{left[0]} changes no weight of {self._files.folder}; nothing was written")
 
     @cached_property
     def main_dtype(self) -> torch.dtype:
@@ -139,6 +145,18 @@ class MergedWeights:
             return weight
         fits = change if change.shape == weight.shape else change.mT  # some files have stacks transposed
         return weight.float() + self._layout.scale * fits
+
+
+class _Matrices(dict[str, Tensor]):
+    """Matrices of an adapter, and which of them were read."""
+
+    def __init__(self, matrices: Mapping[str, Tensor]) -> None:
+        super().__init__(matrices)
+        self.used: set[str] = set()
+
+    def __getitem__(self, key: str) -> Tensor:
+        self.used.add(key)
+        return super().__getitem__(key)
 
 
 class _Shards:

@@ -111,10 +111,11 @@ def test_eight_bits_of_bitsandbytes_are_refused(random_model, tmp_path):
         load_model(tmp_path / "packed")
 
 
-def test_bitsandbytes_reads_the_same_numbers(random_model, tmp_path):
+@pytest.mark.parametrize("shape", [(96, 128), (7, 31)])
+def test_bitsandbytes_reads_the_same_numbers(shape, tmp_path):
     """Where it is installed: its own packing with nested scales, and its own reading."""
     functional = pytest.importorskip("bitsandbytes.functional")
-    weight = torch.randn(96, 128, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     codes, state = functional.quantize_4bit(weight, quant_type="nf4", blocksize=BLOCK, compress_statistics=True)
     tensors = {NAME: codes} | {f"{NAME}.{name}": t for name, t in state.as_dict(packed=True).items()}
     save_file(tensors, tmp_path / "model.safetensors")
