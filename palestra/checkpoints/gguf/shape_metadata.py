@@ -63,7 +63,8 @@ def _by_layer(numbers: list[int]) -> int | list[int]:
 
 
 def _feed_forward(spec: ModelSpec) -> int | list[int]:
-    """Of experts where no layer has a dense network: some readers ask for it. 0 for layers that have no network."""
+    """Returns the width of dense networks, or of experts where there are none, since some readers ask for it; 0 for
+    layers without a network."""
     sizes = []
     for layer in spec.layers:
         network = layer.mlp.beside if isinstance(layer.mlp, ExpertsSpec) else layer.mlp

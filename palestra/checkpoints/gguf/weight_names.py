@@ -37,7 +37,7 @@ class WeightNames:
         self._architecture = family.architecture
 
     def of(self, plain: str) -> str:
-        """Of a parameter, or of a module. Raises CheckpointError where the format has none."""
+        """Returns the name of a parameter or a module. Raises CheckpointError where the format has none."""
         leaf = ".".join(plain.rsplit(".", 2)[1:])
         named = (plain.removesuffix(leaf) + _ENDS.get(leaf, leaf)).replace(".mixer.experts.", ".mlp.experts.")
         spellings = (named, f"backbone.{named.removeprefix('model.')}")

@@ -25,7 +25,8 @@ def row_order(module: str, spec: ModelSpec, family: GgufFamily) -> list[Rows]:
     """The modules that one of a Hugging Face folder becomes."""
     if family.has_pairs and module.endswith(("q_proj", "k_proj")):
         n_heads = spec.n_heads if module.endswith("q_proj") else spec.n_kv_heads
-        return [(module, _rows(n_heads * spec.head_dim, (n_heads, 2, -1)))]
+        rows = torch.arange(n_heads * spec.head_dim).unflatten(0, (n_heads, 2, -1))
+        return [(module, rows.transpose(1, 2).flatten())]
     if (found := _delta_net(module, spec)) is None:
         return [(module, None)]
     mixer, leaf = found
@@ -65,10 +66,6 @@ def _parts_of_key_heads(module: str, mixer: DeltaNetSpec) -> list[Rows]:
     q, k, v, z = by_head.split([mixer.key_dim, mixer.key_dim, values, values], dim=1)
     head = module.removesuffix("qkvz")
     return [(f"{head}qkv", torch.cat([part.flatten() for part in (q, k, v)])), (f"{head}z", z.flatten())]
-
-
-def _rows(count: int, shape: tuple[int, int, int]) -> Tensor:
-    return torch.arange(count).unflatten(0, shape).transpose(1, 2).flatten()
 
 
 def _by_turns(mixer: DeltaNetSpec, width: int) -> Tensor:

@@ -34,7 +34,7 @@ def weight_parts(plain: str, spec: ModelSpec, family: GgufFamily) -> Iterator[tu
 
 
 def _expert_parts(head: str, leaf: str, kind: str, spec: ModelSpec, family: GgufFamily) -> Iterator[tuple[str, Change]]:
-    """Of matrices of all experts; gates and ups are rows of one of them."""
+    """Yields the parts of a tensor that has all experts of a layer; gates and ups are rows of one matrix."""
     experts = next(iter(spec.experts.values()))
     is_interleaved, outputs = experts.is_interleaved, 2 * experts.size if leaf == "gate_up_proj" else spec.hidden_size
 

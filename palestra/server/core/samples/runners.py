@@ -23,8 +23,8 @@ from palestra.types.engine import (
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingLoad:
-    """What those who sample are doing, at their last report."""
+class RunnerLoad:
+    """How busy a runner was at its last report."""
 
     waiting: int
     running: int | None = None
@@ -65,8 +65,8 @@ class SampleRunner(ABC):
         """Number of samples that it has received and not begun, as far as it knows."""
 
     @property
-    def load(self) -> SamplingLoad:
-        return SamplingLoad(self.waiting)
+    def load(self) -> RunnerLoad:
+        return RunnerLoad(self.waiting)
 
     def on_stats(self, stats: Stats) -> None:
         """Takes the worker's report about itself."""
@@ -132,9 +132,9 @@ class WorkerRunner(SampleRunner):
         return self._stats.waiting_samples
 
     @property
-    def load(self) -> SamplingLoad:
+    def load(self) -> RunnerLoad:
         stats = self._stats
-        return SamplingLoad(stats.waiting_samples, stats.running_samples, stats.kv_used, stats.cache_tokens)
+        return RunnerLoad(stats.waiting_samples, stats.running_samples, stats.kv_used, stats.cache_tokens)
 
     def on_stats(self, stats: Stats) -> None:
         self._stats = stats
