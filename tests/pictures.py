@@ -23,6 +23,13 @@ def file_of(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
+def damaged(seed: int = 0) -> bytes:
+    """A PNG file whose header and end are whole, and whose pixels are not."""
+    file = file_of(drawn(seed))
+    middle = file.index(b"IDAT") + 12
+    return file[:middle] + bytes(8) + file[middle + 8 :]
+
+
 def pixels_of(file: bytes) -> bytes:
     return Image.open(io.BytesIO(file)).tobytes()
 

@@ -65,9 +65,11 @@ def read_pictures(
     known: Mapping[str, PictureFile] = NO_FILES,
     *,
     opens_files: bool = False,
+    source: str = "",
 ) -> SeenMessages:
     """Reads the pictures of messages. `card`: None if the model reads text only. `known`: files by their digests.
-    `opens_files`: whether `file:` URLs are read. Raises ChatError."""
+    `opens_files`: whether `file:` URLs are read. `source`: the row or task of the messages, for the origins of files.
+    Raises ChatError."""
     seen = SeenMessages([], [], [], [])
     for place, message in enumerate(messages):
         content = message.get("content")
@@ -82,7 +84,7 @@ def read_pictures(
         texts, shown = [], []
         for at, part in enumerate(content):
             if is_picture(part):
-                file, mark = _read(part, f"messages[{place}].content[{at}]", card, known, opens_files)
+                file, mark = _read(part, f"messages[{place}].content[{at}]", card, known, opens_files, source)
                 seen.files.append(file)
                 seen.marks.append(mark)
                 texts.append(mark.text)
@@ -95,7 +97,7 @@ def read_pictures(
     return seen
 
 
-def picture_file(data: bytes) -> PictureFile:
+def picture_file(data: bytes, origin: str = "") -> PictureFile:
     """Raises BadPicture."""
     header = read_header(data)
     return PictureFile(
@@ -104,6 +106,7 @@ def picture_file(data: bytes) -> PictureFile:
         media_type=header.media_type,
         height=header.height,
         width=header.width,
+        origin=origin,
     )
 
 
@@ -127,7 +130,7 @@ def _opened(content: Sequence[JsonMapping]) -> list[JsonObject]:
 
 
 def _read(
-    part: JsonMapping, where: str, card: VisionCard, known: Mapping[str, PictureFile], opens_files: bool
+    part: JsonMapping, where: str, card: VisionCard, known: Mapping[str, PictureFile], opens_files: bool, source: str
 ) -> tuple[PictureFile, PictureMark]:
     url = url_of(part)
     if not isinstance(url, str) or not url:
@@ -140,9 +143,9 @@ def _read(
                 raise ChatError(f"{name} {url[: len(SCHEME) + 12]} is not there any more; send the file itself")
         elif url.startswith(FILE) and opens_files:
             name = f"{where}: the picture {file_path(url)}"
-            file = picture_file(_at_path(url))
+            file = picture_file(_at_path(url), _origin(source, name))
         elif url.startswith(DATA):
-            file = picture_file(_in_url(url, where))
+            file = picture_file(_in_url(url, where), _origin(source, name))
         else:
             shown = url if len(url) <= SHOWN else f"{url[:SHOWN]}…"
             raise ChatError(f"{where}: a picture at {shown!r} is not fetched; send the file as data:image/png;base64,…")
@@ -151,6 +154,10 @@ def _read(
         raise ChatError(f"{name} {error}") from None
     except UnfitPicture as error:
         raise ChatError(f"{name} cannot be read: {error}") from None
+
+
+def _origin(source: str, name: str) -> str:
+    return f"{source}: {name}" if source else name
 
 
 def _text(part: object, where: str) -> str:

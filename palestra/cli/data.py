@@ -18,7 +18,7 @@ from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:
     from palestra.chat import ChatTokenizer
-    from palestra.training.batches.dataset_survey import DatasetSurvey
+    from palestra.training.batches.dataset_survey import DatasetSurvey, PictureCheck
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,13 +59,15 @@ def check(
     """Check that training takes SOURCE, and name the first row that it does not take.
 
     SOURCE is a JSONL or Parquet file, a folder of them, or ORG/NAME[:SPLIT] of the Hugging Face hub in the local cache.
-    Rows are read as `palestra train` reads them; with --model, all of them are encoded, too.
+    Rows are read as `palestra train` reads them, and their pictures are decoded as a server does it; with --model, all
+    of them are encoded, too.
     """
     tokenizer = _tokenizer(model)
-    if is_all:
-        _list_bad_rows(source, kind, tokenizer, as_json)
-    with _data_errors(as_json):
-        survey = _survey(source, kind, tokenizer, max_length)
+    with _picture_check(tokenizer) as check_pictures:
+        if is_all:
+            _list_bad_rows(source, kind, tokenizer, check_pictures, as_json)
+        with _data_errors(as_json):
+            survey = _survey(source, kind, tokenizer, max_length, check_pictures)
     if as_json:
         print_json({"ok": True, **_facts(survey)})
         return
@@ -213,21 +215,39 @@ def _tokenizer(model: str | None) -> ChatTokenizer | None:
         return ChatTokenizer.load(find_model(model))
 
 
-def _survey(source: str, kind: str | None, tokenizer: ChatTokenizer | None, limit: int | None) -> DatasetSurvey:
+@contextmanager
+def _picture_check(tokenizer: ChatTokenizer | None) -> Iterator[PictureCheck]:
+    with needs_extra("train"):
+        from palestra.cli.picture_check import picture_checker
+    with picture_checker(None if tokenizer is None else tokenizer.card) as checker:
+        yield checker.check
+
+
+def _survey(
+    source: str,
+    kind: str | None,
+    tokenizer: ChatTokenizer | None,
+    limit: int | None,
+    check_pictures: PictureCheck | None = None,
+) -> DatasetSurvey:
     if limit is not None and tokenizer is None:
         raise fail("--max-length counts tokens; name the model whose tokens they are with --model", USAGE)
     with needs_extra("train"):
-        from palestra.training.batches.dataset_survey import survey_dataset
-    return survey_dataset(source, None if kind is None else DataKind(kind), tokenizer, limit)
+        from palestra.training.batches.dataset_survey import no_check, survey_dataset
+    return survey_dataset(
+        source, None if kind is None else DataKind(kind), tokenizer, limit, check_pictures or no_check
+    )
 
 
-def _list_bad_rows(source: str, kind: str | None, tokenizer: ChatTokenizer | None, as_json: bool) -> None:
+def _list_bad_rows(
+    source: str, kind: str | None, tokenizer: ChatTokenizer | None, check_pictures: PictureCheck, as_json: bool
+) -> None:
     """Lists them and ends with an error; returns if there are none."""
     with needs_extra("train"):
         from palestra.training.batches.dataset_survey import bad_rows
     found: list[DatasetError] = []
     with _data_errors(as_json):
-        for error in bad_rows(source, None if kind is None else DataKind(kind), tokenizer):
+        for error in bad_rows(source, None if kind is None else DataKind(kind), tokenizer, check_pictures):
             found.append(error)
             if len(found) == SHOWN_BAD_ROWS:
                 break

@@ -116,6 +116,7 @@ def _task(row: Row, environment: str) -> Task:
         environment=environment,
         prompt=_prompt(row),
         extras={key: value for key, value in content.items() if key not in left_out},
+        place=row.where,
     )
 
 

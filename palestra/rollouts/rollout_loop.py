@@ -220,8 +220,10 @@ async def play(
 async def _begin(session: EnvSession, task: Task, turn_sampler: TurnSampler, watch: RolloutStopwatch) -> None:
     try:
         messages = await timed(watch, session.init(with_opened_files(task.prompt)))
-    except (EnvironmentFailure, ChatError) as error:
+    except EnvironmentFailure as error:
         raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, error) from None
+    except ChatError as error:
+        raise RolloutEnded(RolloutStop.ENV_INIT_FAILED, f"{task.name}: {error}") from None
     await turn_sampler.begin(messages)
 
 

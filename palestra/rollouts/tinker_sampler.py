@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import tinker
@@ -11,7 +11,7 @@ from tinker import types
 from palestra.rollouts.continued_samples import ContinuedSamples
 from palestra.rollouts.policy_sampler import PolicyError, SamplingError, TopScores, top_of
 from palestra.types import SampledSequence, SamplingParams, StopReason
-from palestra.types.pictures import PromptPicture
+from palestra.types.pictures import PromptPicture, origin_in
 from palestra.types.sampling import VersionSegment
 from palestra.util.tinker_deprecations import ignore_deprecations
 
@@ -19,11 +19,13 @@ ignore_deprecations()
 
 
 @contextmanager
-def translated(kind: type[Exception], what: str) -> Iterator[None]:
+def translated(kind: type[Exception], what: str, pictures: Iterable[PromptPicture] = ()) -> Iterator[None]:
+    """`pictures`: those of the request; a message about one says where it stands."""
     try:
         yield
     except tinker.TinkerError as error:
-        raise kind(f"{what}: {error}") from error
+        origin = origin_in(str(error), pictures)
+        raise kind(f"{what}: {origin + ': ' if origin else ''}{error}") from error
 
 
 class TinkerSampler:
@@ -48,7 +50,7 @@ class TinkerSampler:
             top_p=params.top_p,
             stop=list(params.stop_token_ids) if params.stop_token_ids is not None else None,
         )
-        with translated(SamplingError, "sampling failed"):
+        with translated(SamplingError, "sampling failed", pictures):
             answer = await self._client.sample_async(model_input(prompt, pictures), count, params_out)
         sequences = [
             SampledSequence(
@@ -75,7 +77,7 @@ class TinkerSampler:
     async def score_top(self, tokens: Sequence[int], k: int, pictures: Sequence[PromptPicture] = ()) -> TopScores:
         """Returns the logprob of each token, as `score` does, and the k likeliest tokens in its place."""
         params, prompt = types.SamplingParams(max_tokens=1), model_input(tokens, pictures)
-        with translated(SamplingError, "scoring failed"):
+        with translated(SamplingError, "scoring failed", pictures):
             answer = await self._client.sample_async(
                 prompt, 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=k
             )
@@ -83,7 +85,7 @@ class TinkerSampler:
         return TopScores([one or 0.0 for one in answer.prompt_logprobs or []], top)
 
     async def score(self, tokens: Sequence[int], pictures: Sequence[PromptPicture] = ()) -> list[float]:
-        with translated(SamplingError, "scoring failed"):
+        with translated(SamplingError, "scoring failed", pictures):
             scores = await self._client.compute_logprobs_async(model_input(tokens, pictures))
         return [score or 0.0 for score in scores]
 

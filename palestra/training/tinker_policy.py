@@ -24,6 +24,7 @@ from palestra.training.custom_functions import CustomLoss
 from palestra.training.divergences import DivergenceLoss
 from palestra.training.policy import PolicyStart, PolicyUpdate
 from palestra.types import AdamParams, SamplingParams
+from palestra.types.pictures import PromptPicture
 from palestra.types.rollouts import SequenceSource, TrainSequence
 from palestra.util.tinker_deprecations import ignore_deprecations
 
@@ -117,7 +118,7 @@ class TinkerPolicy:
             own_metrics, custom = {"loss:sum": found.loss}, found.metrics
             loss, loss_config = "cross_entropy", {}
         data = [self._datum(sequence, loss) for sequence in batch]
-        output, metrics = await self._pass(data, loss, loss_config, adam)
+        output, metrics = await self._pass(data, loss, loss_config, adam, pictures_of(batch))
         logprobs, entropies = logprobs_of(output), entropies_of(output)
         return PolicyUpdate(metrics=metrics | own_metrics, logprobs=logprobs, entropies=entropies, custom=custom)
 
@@ -126,21 +127,26 @@ class TinkerPolicy:
     ) -> PolicyUpdate:
         """Makes a step on a divergence. Cross entropy on the teacher's tokens, with its negative derivatives as
         weights, has its gradient."""
-        with translated(PolicyError, "the forward pass failed"):
+        with translated(PolicyError, "the forward pass failed", pictures_of(batch)):
             asked = [wide_datum(sequence) for sequence in batch]
             scored = await (await self._model.forward_async(asked, "cross_entropy")).result_async()
         rows = [one["logprobs"].to_numpy() for one in scored.loss_fn_outputs]
         students = [own[sampled_places(sequence)][:, 1:] for own, sequence in zip(rows, batch, strict=True)]
         found = await asyncio.to_thread(loss.differentiate, batch, [one.tolist() for one in students])
         data = [wide_datum(sequence, own) for sequence, own in zip(batch, found.gradients, strict=True)]
-        _, metrics = await self._pass(data, "cross_entropy", {}, adam)
+        _, metrics = await self._pass(data, "cross_entropy", {}, adam, pictures_of(batch))
         logprobs = [own[:, 0].tolist() for own in rows]
         return PolicyUpdate(metrics=metrics | {"loss:sum": found.loss, "divergence": found.mean}, logprobs=logprobs)
 
     async def _pass(
-        self, data: list[types.Datum], loss: str, loss_config: dict[str, float], adam: AdamParams | None
+        self,
+        data: list[types.Datum],
+        loss: str,
+        loss_config: dict[str, float],
+        adam: AdamParams | None,
+        pictures: Sequence[PromptPicture],
     ) -> tuple[types.ForwardBackwardOutput, dict[str, float]]:
-        with translated(PolicyError, "the training step failed"):
+        with translated(PolicyError, "the training step failed", pictures):
             # Both are sent before either is awaited: the engine continues with the second without waiting for us.
             passed = await self._model.forward_backward_async(data, loss, loss_config or None)  # pyright: ignore[reportArgumentType]
             stepped = None if adam is None else await self._model.optim_step_async(to_adam(adam))
@@ -168,7 +174,7 @@ class TinkerPolicy:
 
     async def forward(self, batch: Sequence[TrainSequence]) -> PolicyUpdate:
         data = [self._datum(sequence, "cross_entropy") for sequence in batch]
-        with translated(PolicyError, "the forward pass failed"):
+        with translated(PolicyError, "the forward pass failed", pictures_of(batch)):
             output = await (await self._model.forward_async(data, "cross_entropy")).result_async()
         return PolicyUpdate(metrics=dict(output.metrics), logprobs=logprobs_of(output))
 
@@ -284,6 +290,10 @@ def to_datum(sequence: TrainSequence, loss: str) -> types.Datum:
     else:
         inputs |= {"logprobs": sequence.logprobs[1:], "advantages": sequence.advantages[1:]}
     return types.Datum(model_input=model_input(sequence.tokens[:-1], sequence.pictures), loss_fn_inputs=inputs)  # pyright: ignore[reportArgumentType]
+
+
+def pictures_of(batch: Sequence[TrainSequence]) -> list[PromptPicture]:
+    return [picture for sequence in batch for picture in sequence.pictures]
 
 
 def sampled_places(sequence: TrainSequence) -> list[int]:

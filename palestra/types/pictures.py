@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from palestra.util.png import png_file
 
 CHANNELS = 3
+NAMED_DIGITS = 12  # of a digest, in messages
 WIDEST = 200  # to one: what is longer is refused, as transformers does
 
 
@@ -98,6 +99,11 @@ def resized_sides(height: int, width: int, multiple: int, min_pixels: int, max_p
     return own[0], own[1]
 
 
+def short_name(digest: str) -> str:
+    """How messages name a picture."""
+    return digest[:NAMED_DIGITS]
+
+
 class PictureFile(Struct, frozen=True, kw_only=True):
     """A picture as a file, as it came from a dataset or an environment."""
 
@@ -108,6 +114,8 @@ class PictureFile(Struct, frozen=True, kw_only=True):
     """`image/png` and the like."""
     height: int
     width: int
+    origin: str = ""
+    """Where it stands, for messages: the row or the task, the part of the message, its path."""
 
 
 class PromptPicture(Struct, frozen=True):
@@ -122,6 +130,11 @@ class PromptPicture(Struct, frozen=True):
     @property
     def end(self) -> int:
         return self.start + self.rows
+
+
+def origin_in(message: str, pictures: Iterable[PromptPicture]) -> str:
+    """Where the first picture stands that a server's message names by its digest; empty if it names none of these."""
+    return next((one.file.origin for one in pictures if short_name(one.file.digest) in message), "")
 
 
 def whole_pictures(pictures: Sequence[PromptPicture], limit: int) -> tuple[int, list[PromptPicture]]:

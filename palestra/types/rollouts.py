@@ -73,6 +73,13 @@ class Task(Struct, frozen=True, kw_only=True):
     prompt: list[Message]
     extras: JsonObject = {}
     """Further data for the environment: the answer, a key, a difficulty."""
+    place: str = ""
+    """The file and line that it was read from, for messages; empty where an environment has made it."""
+
+    @property
+    def name(self) -> str:
+        """How messages name the task."""
+        return self.place or f"task {self.id}"
 
     @property
     def level(self) -> str | None:

@@ -20,6 +20,7 @@ from palestra.data.errors import DatasetError
 from palestra.environments import TaskFileError, read_tasks
 from palestra.training.batches.dataset_survey import survey_dataset
 from tests.cli.tree import palestra
+from tests.pictures import damaged, drawn, file_of
 
 CHATS = [
     {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]},
@@ -49,6 +50,20 @@ def write(tmp_path, monkeypatch):
         return name
 
     return to
+
+
+@pytest.mark.parametrize("options", [(), ("--all",)])
+def test_damaged_pictures_are_named_with_their_rows(write, tmp_path, options):
+    (tmp_path / "whole.png").write_bytes(file_of(drawn()))
+    (tmp_path / "cut.png").write_bytes(damaged())
+    rows = [{"prompt": "What is it?", "completion": "A cat.", "images": [name]} for name in ("whole.png", "cut.png")]
+    done = palestra("data", "check", write("seen.jsonl", rows), *options)
+    assert done.exit_code == 1
+    assert "seen.jsonl:2: messages[0].content[0]: the picture" in done.stderr
+    assert f"{tmp_path}/cut.png: a picture ({len(damaged())} bytes" in done.stderr
+    assert "it is damaged or cut short" in done.stderr
+    done = palestra("data", "check", write("seen.jsonl", rows[:1]), *options)
+    assert (done.exit_code, "all of them good" in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(CHATS, "chats"), (PAIRS, "preferences"), (PROMPTS, "prompts")])

@@ -26,8 +26,8 @@ def file(tmp_path):
 def test_rows_of_our_own_form(file):
     path = file({"id": "a", "prompt": "2+2?", "answer": 4}, "", {"id": 7, "prompt": USER})
     assert read_tasks(path, "sums") == [
-        Task(id="a", environment="sums", prompt=USER, extras={"answer": 4}),
-        Task(id="7", environment="sums", prompt=USER),
+        Task(id="a", environment="sums", prompt=USER, extras={"answer": 4}, place=f"{path}, line 1"),
+        Task(id="7", environment="sums", prompt=USER, place=f"{path}, line 3"),
     ]
 
 

@@ -10,6 +10,7 @@ from palestra.types.rollouts import Task
 from tests.pictures import drawn, file_of
 
 NAME = "tests.training.shown:ShownEnv"
+GIVEN = "tests.training.shown:GivenEnv"
 
 
 def tasks(split: str) -> LazyTasks[int]:
@@ -38,3 +39,10 @@ class ShownEnv(BaseTextEnv):
             done=self.turns == self.max_turns,
             metadata={},
         )
+
+
+class GivenEnv(BaseTextEnv):
+    """Shows the pictures of its tasks' prompts, and rewards long answers."""
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        return BaseTextEnvStepOutput(observations=[], reward=float(len(action) % 3), done=True, metadata={})

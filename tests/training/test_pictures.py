@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import math
 import shutil
@@ -18,13 +19,15 @@ from palestra.data.errors import DatasetError
 from palestra.endpoints.model_folders import SetupError
 from palestra.environments import image_part
 from palestra.episodes import Episode, EpisodeClient, play
+from palestra.rollouts.policy_sampler import PolicyError
 from palestra.rollouts.sources import RolloutSourceError
 from palestra.runs.listener import Silence
 from palestra.runs.pictures import read_picture
 from palestra.runs.reader import Part, RunStatus
 from palestra.runs.writer import RunFolder
 from palestra.training.launch import check, train
-from tests.pictures import drawn, file_of, pixels_of
+from palestra.types.pictures import short_name
+from tests.pictures import damaged, drawn, file_of, pixels_of
 from tests.server.conftest import Server
 from tests.training import shown
 from tests.training.trainers import FEW
@@ -207,6 +210,38 @@ def test_dpo_prefers_by_the_picture(settings, pictures):
     assert steps[0]["loss/mean"] == pytest.approx(math.log(2), abs=1e-3)
     assert steps[-1]["dpo/accuracy"] == 1.0
     assert steps[-1]["loss/mean"] < 0.3
+
+
+def test_a_damaged_picture_ends_a_run_on_a_file_with_its_row(settings, pictures):
+    (pictures / "1.png").write_bytes(damaged())
+    data = written(
+        pictures, [{"prompt": "<image>What is it?", "completion": ANSWERS[n], "images": [f"{n}.png"]} for n in range(2)]
+    )
+    config = load_train_config([], [], {"kind": "sft", "data": data, "steps": 2, **FAST, **settings})
+    named = rf"line 2: messages\[0\].content\[0\]: the picture .*1\.png: .*SHA-256 {hash_of(damaged())}.*damaged or cut"
+    with (
+        RunFolder.create(pictures / "runs", "sft", config) as folder,
+        pytest.raises(PolicyError, match=named),
+    ):
+        asyncio.run(train(config, folder, Silence()))
+
+
+def test_a_damaged_picture_of_a_task_fails_its_rollouts_only(run_training, settings, pictures):
+    (pictures / "1.png").write_bytes(damaged())
+    tasks = written(pictures, [{"prompt": "<image>What is it?", "images": [f"{n}.png"]} for n in range(2)])
+    environments = [{"name": shown.GIVEN, "tasks": tasks}]
+    run = run_training("given", **settings, **SEEING | {"environments": environments, "eval": {"every": 0}, "steps": 1})
+    assert run.status() is RunStatus.DONE
+    records = list(run.read_rollouts(1, Part.ROLLOUTS))
+    failed = [one for one in records if one["stop"] == "sampling_failed"]
+    assert len(failed) == len(records) / 2
+    for one in failed:
+        assert "line 2: messages[0].content[0]: the picture" in one["error"]
+        assert hash_of(damaged()) in one["error"]
+
+
+def hash_of(file: bytes) -> str:
+    return short_name(hashlib.sha256(file).hexdigest())
 
 
 def test_a_model_that_reads_text_only_is_refused_before_the_run(pictures, ephebe_url):

@@ -35,7 +35,7 @@ async def play_rollout(
     first_turns = first_turns or FirstTurns(sampler, [index])
     rollout = blank_rollout(request, index, request.seeds[index])
     rollout.temperature = context.settings.temperature
-    turn_sampler = TokenTurnSampler(context, rollout, sampler, first_turns, index)
+    turn_sampler = TokenTurnSampler(context, request.task.name, rollout, sampler, first_turns, index)
     watcher = None if forking is None else ForkWatcher(forking, turn_sampler)
     return await _played(context, request.task, turn_sampler, turns=turns, watcher=watcher)
 
@@ -45,7 +45,7 @@ async def play_fork(
 ) -> Rollout:
     """Plays a fork, of which `fork` is the record so far: the rollout goes on from a state in another way. `place` is
     that among the forks from this state, which share their first request."""
-    turn_sampler = TokenTurnSampler(context, fork, first_turns.sampler, first_turns, place, state)
+    turn_sampler = TokenTurnSampler(context, task.name, fork, first_turns.sampler, first_turns, place, state)
     start = ForkStart(state.world, state.messages, state.used, state.reward)
     return await _played(context, task, turn_sampler, start=start)
 

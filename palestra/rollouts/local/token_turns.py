@@ -50,16 +50,18 @@ class TokenTurnSampler:
     def __init__(
         self,
         context: PlayerContext,
+        task: str,
         rollout: Rollout,
         sampler: PolicySampler,
         first_turns: FirstTurns,
         place: int,
         prefix: ForkState | None = None,
     ) -> None:
-        """`place`: its place among those who share `first_turns`. `prefix`: for a fork, what was before it."""
+        """`task`: its name, for messages. `place`: its place among those who share `first_turns`. `prefix`: for a fork,
+        what was before it."""
         self._tokenizer, self._settings = context.tokenizer, context.settings
         self._rollout, self._sampler, self._first_turns = rollout, sampler, first_turns
-        self._place, self._prefix = place, prefix
+        self._task, self._place, self._prefix = task, place, prefix
         self._context: list[int] = []
         """All tokens so far, which are the next prompt."""
         self._observation: list[int] = []
@@ -142,13 +144,13 @@ class TokenTurnSampler:
         """Reads the pictures of messages, and keeps their files for the record."""
         files = self._rollout.picture_files
         try:
-            seen = read_pictures(messages, self._tokenizer.card, files)
+            seen = read_pictures(messages, self._tokenizer.card, files, source=self._task)
         except TextOnlyModel as error:
             if failure is RolloutStop.ENV_FAILED:  # what a tool returns once need not end the run
                 raise RolloutEnded(failure, error) from None
             raise RolloutSourceError(f"environment {self._rollout.environment}: {error}") from None
         except ChatError as error:
-            raise RolloutEnded(failure, error) from None
+            raise RolloutEnded(failure, f"{self._task}: {error}") from None
         files.update((file.digest, file) for file in seen.files)
         return seen
 

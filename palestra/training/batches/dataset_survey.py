@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -21,10 +21,18 @@ from palestra.data.rows import RawRow, read_rows
 from palestra.environments.errors import TaskFileError
 from palestra.environments.tasks import Row, TaskReader
 from palestra.training.batches.sft_examples import encode_example
+from palestra.types.rollouts import Message
 
 HASH_BYTES = 8
 NO_LIMIT = 1 << 40
 PERCENTILES = (50, 90, 99)
+
+PictureCheck = Callable[[Sequence[Message]], None]
+"""Raises ChatError if a picture of messages cannot be read."""
+
+
+def no_check(messages: Sequence[Message]) -> None:
+    """For those who only count: the pixels of pictures are not unpacked."""
 
 
 class Lengths(Struct):
@@ -67,10 +75,12 @@ class DatasetSurvey(Struct, kw_only=True):
 class DatasetReader:
     """Reads rows as the loop of their kind does, and counts."""
 
-    def __init__(self, kind: DataKind | None, tokenizer: ChatTokenizer | None, limit: int | None) -> None:
+    def __init__(
+        self, kind: DataKind | None, tokenizer: ChatTokenizer | None, limit: int | None, check_pictures: PictureCheck
+    ) -> None:
         """`kind` None: that of the first row, which all others must have. `limit` is `max_sequence_length`."""
         self._kind, self._tokenizer, self._limit = kind, tokenizer, limit or NO_LIMIT
-        self._tasks = TaskReader("dataset")
+        self._check_pictures, self._tasks = check_pictures, TaskReader("dataset")
         self._seen: set[bytes] = set()
         self._longest = 0
         self.survey: DatasetSurvey | None = None
@@ -94,6 +104,8 @@ class DatasetReader:
                     task = self._tasks.read(Row(str(row.place), content, Path(row.place.file).parent))
                     found = [Conversation(task.prompt)]
             lengths = self._lengths(kind, found) if self._tokenizer else None
+            for one in found:
+                self._check_pictures(one.messages)
         except (DatasetError, ChatError) as error:
             problem = error.problem if isinstance(error, DatasetError) else str(error)
             raise DatasetError(problem, row.place) from None
@@ -150,10 +162,14 @@ class _RowLength(Struct, frozen=True):
 
 
 def survey_dataset(
-    source: str | Path, kind: DataKind | None, tokenizer: ChatTokenizer | None, limit: int | None
+    source: str | Path,
+    kind: DataKind | None,
+    tokenizer: ChatTokenizer | None,
+    limit: int | None,
+    check_pictures: PictureCheck = no_check,
 ) -> DatasetSurvey:
     """Raises DatasetError at the first row that training would not take."""
-    reader = DatasetReader(kind, tokenizer, limit)
+    reader = DatasetReader(kind, tokenizer, limit, check_pictures)
     for row in read_rows(source):
         reader.read(row)
     if reader.survey is None:
@@ -161,9 +177,14 @@ def survey_dataset(
     return reader.survey
 
 
-def bad_rows(source: str | Path, kind: DataKind | None, tokenizer: ChatTokenizer | None) -> Iterator[DatasetError]:
+def bad_rows(
+    source: str | Path,
+    kind: DataKind | None,
+    tokenizer: ChatTokenizer | None,
+    check_pictures: PictureCheck = no_check,
+) -> Iterator[DatasetError]:
     """Gives what is wrong, row by row; if the kind is not given, it is that of the first row that has one."""
-    reader = DatasetReader(kind, tokenizer, None)
+    reader = DatasetReader(kind, tokenizer, None, check_pictures)
     for row in read_rows(source):
         try:
             reader.read(row)

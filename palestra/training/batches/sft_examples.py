@@ -36,13 +36,13 @@ class Example(Struct):
 
 
 def encode_example(
-    tokenizer: ChatTokenizer, conversation: Conversation, limit: int, *, last_only: bool = False
+    tokenizer: ChatTokenizer, conversation: Conversation, limit: int, *, last_only: bool = False, source: str = ""
 ) -> Example:
     """Returns the first `limit` tokens, up to a picture that would be cut. With `last_only` all but the last turn is
-    context. Raises ChatError."""
+    context. `source`: the row, for messages about its pictures. Raises ChatError."""
     messages = conversation.messages
     end = max((place + 1 for place, one in enumerate(messages) if one["role"] == "assistant"), default=0)
-    seen = read_pictures(messages[:end], tokenizer.card, opens_files=True)
+    seen = read_pictures(messages[:end], tokenizer.card, opens_files=True, source=source)
     tokens, mask = _encode(tokenizer, replace(conversation, messages=seen.messages), last_only)
     cut, pictures = whole_pictures(seen.placed(tokenizer.pictures, tokens), limit)
     tokens, mask, is_cut = tokens[:cut], mask[:cut], len(tokens) > limit

@@ -80,12 +80,12 @@ class PairRows:
     def read(self, index: int) -> PairExample | None:
         """Returns a pair; None if one of its answers lies wholly beyond the limit. Raises DatasetError if the chat
         template refuses it."""
-        pair = self._rows[index]
+        pair, place = self._rows[index], self._rows.place(index)
         try:
-            chosen = encode_example(self._tokenizer, pair.chosen, self._limit)
-            rejected = encode_example(self._tokenizer, pair.rejected, self._limit)
+            chosen = encode_example(self._tokenizer, pair.chosen, self._limit, source=str(place))
+            rejected = encode_example(self._tokenizer, pair.rejected, self._limit, source=str(place))
         except ChatError as error:
-            raise DatasetError(str(error), self._rows.place(index)) from error
+            raise DatasetError(str(error), place) from error
         return PairExample(index, chosen, rejected) if chosen.trained and rejected.trained else None
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.config.train import DpoConfig
-from palestra.data.conversations import CHECKED_ROWS, ConversationFile, labelled_of
+from palestra.data.conversations import CHECKED_ROWS, Conversation, ConversationFile, labelled_of
 from palestra.data.errors import DatasetError
 from palestra.rollouts.group_metrics import average
 from palestra.rollouts.policy_sampler import PolicySampler
@@ -66,13 +66,15 @@ class LabelledRows:
     def read(self, index: int) -> list[LabelledExample] | None:
         """Returns the answers of a row; None if all of them lie wholly beyond the limit. Raises DatasetError if the
         chat template refuses one."""
+        place = self._rows.place(index)
+
+        def encoded(conversation: Conversation) -> Example:
+            return encode_example(self._tokenizer, conversation, self._limit, source=str(place))
+
         try:
-            found = [
-                LabelledExample(encode_example(self._tokenizer, one.conversation, self._limit), one.is_desirable)
-                for one in self._rows[index]
-            ]
+            found = [LabelledExample(encoded(one.conversation), one.is_desirable) for one in self._rows[index]]
         except ChatError as error:
-            raise DatasetError(str(error), self._rows.place(index)) from error
+            raise DatasetError(str(error), place) from error
         return [one for one in found if one.example.trained] or None
 
 

@@ -63,15 +63,17 @@ class ConversationRows:
     def read(self, index: int) -> Example | None:
         """Returns a row; None if there is nothing to learn in it. Raises DatasetError if the chat template refuses
         it."""
+        place = self._rows.place(index)
         try:
             example = encode_example(
                 self._tokenizer,
                 self._rows[index],
                 self._config.max_sequence_length,
                 last_only=self._config.train_on == "last_assistant",
+                source=str(place),
             )
         except ChatError as error:
-            raise DatasetError(str(error), self._rows.place(index)) from error
+            raise DatasetError(str(error), place) from error
         return example if example.trained else None
 
     def read_all(self) -> list[TrainSequence]:

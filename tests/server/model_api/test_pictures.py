@@ -249,7 +249,7 @@ def test_what_anthropics_blocks_lack_is_said_with_their_place(claude: anthropic.
 
     odd: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
     messages = asked(words("Look"), odd)
-    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: a picture of 1 bytes"):
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: a picture \(1 bytes"):
         claude.messages.create(model=MODEL, max_tokens=6, system="Be brief.", messages=messages)
 
 

@@ -33,7 +33,7 @@ MEMORY_BYTES = 4 << 30
 CPU_S = 24 * 3600  # of all pictures; the server limits the time of each
 ENDS_AFTER = 1000  # pictures: whatever they left behind goes with the process
 SIXTEEN_BITS = 257  # from 16 bits to 8: 65535 becomes 255
-NEEDS_PILLOW = "this server cannot read pictures: Pillow is not installed there (pip install 'palestra[vision]')"
+NEEDS_PILLOW = "Pillow is not installed on the machine that decodes pictures (pip install 'palestra[vision]')"
 
 
 class Unreadable(Exception):

@@ -162,7 +162,7 @@ def test_requests_have_bounds(reading: Callable[..., Any]) -> None:
     files = [file_of(drawn(seed, 256, 256)) for seed in range(3)]
     for bound, why in (
         ({"max_pictures": 2}, "3 pictures; at most 2"),
-        ({"max_picture_bytes": 100}, "bytes; at most 100"),
+        ({"max_picture_bytes": 100}, "is too large; at most 100 bytes"),
         ({"max_request_pixels": 140000}, "more than 140000 pixels together"),
     ):
         with pytest.raises(PictureError, match=why):
@@ -177,7 +177,7 @@ def test_requests_have_bounds(reading: Callable[..., Any]) -> None:
 def test_the_process_may_die(reading: Callable[..., Any]) -> None:
     async def work(reader: PictureReader) -> None:
         (first,) = await read(reader, file_of(drawn(6)))
-        child = reader._child._process
+        child = reader._decoder._child._process
         assert child is not None
         os.kill(child.pid, signal.SIGKILL)
         await child.wait()
