@@ -25,15 +25,14 @@ from palestra.engine.torch_trainer import ModelImage, TorchConfig
 from palestra.environments import EnvironmentSet
 from palestra.environments.task_order import TaskOrder
 from palestra.rollouts.group_metrics import is_counted
-from palestra.rollouts.local.source import open_source
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.seeds import group_seeds
 from palestra.runs.listener import Silence
 from palestra.testing.random_model import make_random_model
 from palestra.training.batches.grpo_batch import build_batch
 from palestra.training.batches.sft_examples import encode_example
-from palestra.training.collecting.requests import RequestMaker
-from palestra.training.collecting.sync_collector import Collector
+from palestra.training.collecting.sync_collector import Collector, RequestMaker
+from palestra.training.loops.grpo_setup import open_source
 from palestra.training.loops.lr_schedule import adam_at
 from palestra.types import AdamParams, LoraConfig
 from palestra.types.rollouts import Group, GroupRequest

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from palestra.config.cores import usable_cores
 from palestra.rollouts.policy_sampler import PolicyError
 from palestra.util import processes
+from palestra.util.backoff import Backoff
 from palestra.util.figures import size_text
 from palestra.util.own_process import STOP_S, guarded, own_process
 
@@ -20,6 +21,7 @@ READY = "Palestra is ready at "
 STARTS = 5
 """A server that has ended so often, each time soon after its start, is given up."""
 STABLE_S = 60.0
+RESTARTS = Backoff(2.0, 60.0)
 LARGE_BYTES = 1 << 30
 """A smaller model fits anywhere: it is not planned before it is loaded, which takes seconds."""
 
@@ -124,7 +126,7 @@ async def _keep_up(
             if failures == STARTS:
                 return str(error)
             note(f"{error}; it is started again")
-            await asyncio.sleep(2**failures)
+            await asyncio.sleep(RESTARTS.after(failures))
 
 
 async def _result(task: asyncio.Task[str]) -> str:

@@ -25,9 +25,9 @@ from palestra.model.lora.adapter_files import (
 )
 from palestra.model.lora.adapters import Adapter, AdapterPool
 from palestra.model.lora.merged_export import export_merged
+from palestra.model.sampling.logit_filters import TokenMask
 from palestra.model.sampling.running_requests import Failed, Finished, StepOutput, TokenEvent
 from palestra.model.sampling.sampler import Sampler
-from palestra.model.sampling.token_draws import TokenMask
 from palestra.model.training.losses import combine_metrics
 from palestra.model.training.optimizer import StepResult
 from palestra.model.training.prepared import TrainItem, encode

@@ -72,7 +72,7 @@ from palestra.server.tinker.result_service import ResultService
 from palestra.server.tinker.sampling_service import SamplingService
 from palestra.server.tinker.service import TinkerService
 from palestra.server.tinker.session_service import SessionService
-from palestra.server.tinker.weights_service import WeightsService
+from palestra.server.tinker.training_service import TrainingService
 from palestra.store import Journal, Store
 from palestra.store.journal.acknowledged import AcknowledgedRequests
 from palestra.store.journal.open_journal import open_journal
@@ -192,13 +192,12 @@ class ServerServices:
                 checkpoints,
                 quotas,
                 teardown,
-                pictures,
                 max_models=limits.max_models,
                 is_loopback=config.is_loopback,
             ),
-            weights=WeightsService(lookup, served, training, sampling, samplers, checkpoints),
-            sampling=SamplingService(lookup, sampling, samplers, checkpoints, shutdown),
-            results=ResultService(training, sampling, metrics, shutdown),
+            training=TrainingService(lookup, served, training, sampling, samplers, checkpoints, pictures),
+            sampling=SamplingService(lookup, sampling, samplers, checkpoints),
+            results=ResultService(lookup, training, sampling, metrics, shutdown),
             rest=RestService(store, training, checkpoints, secret),
             copies=CheckpointCopies(store, checkpoints, sessions, secret),
             imports=WeightImports(store, served, checkpoints, secret),

@@ -15,7 +15,7 @@ from palestra.config.bundled import BUNDLED, EPHEBE
 from palestra.config.train import EnvironmentEntry, EvalConfig, RolloutConfig
 from palestra.endpoints.own_server import own_server
 from palestra.environments.environment_set import EnvironmentSet
-from palestra.rollouts.local.source import LocalRollouts
+from palestra.rollouts.local.player import LocalRollouts
 from palestra.rollouts.local.token_turns import PlayerContext
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.runs.listener import Silence

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from palestra.model.sampling import token_draws
-from palestra.model.sampling.token_draws import DrawRow, uniforms
+from palestra.model.sampling.logit_filters import DrawRow
+from palestra.model.sampling.token_draws import uniforms
 from palestra.types import SampleResult
 from tests.model.conftest import GEMMA4
 from tests.properties import examples

@@ -13,7 +13,7 @@ import pytest
 
 from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunReader, RunStatus
-from palestra.training.collecting.requests import RequestMaker
+from palestra.training.collecting.sync_collector import RequestMaker
 from palestra.types.rollouts import Task
 from tests.training.trainers import FEW, SMALL, TOOLS, finish, kill, merged, start, train, wait_for_steps
 

@@ -11,9 +11,10 @@ from msgspec import Struct
 from torch import Tensor
 
 from palestra.model.lora.adapters import Adapter
+from palestra.model.sampling.logit_filters import DrawRow, TokenMask
 from palestra.model.sampling.prompt_logprobs import PromptScores
 from palestra.model.sampling.sequences import Sequence
-from palestra.model.sampling.token_draws import DeviceDraws, DrawRow, TokenMask
+from palestra.model.sampling.token_draws import DeviceDraws
 from palestra.types import SampleRequest, SampleResult, StopReason, TopLogprobs
 from palestra.types.sampling import WeightsChange
 

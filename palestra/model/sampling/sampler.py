@@ -39,6 +39,7 @@ from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.mlp.routing import Routing
 from palestra.model.sampling.grammars import CompiledGrammar, Grammars
 from palestra.model.sampling.kv_page_pool import PagePool
+from palestra.model.sampling.logit_filters import DrawRow, TokenMask
 from palestra.model.sampling.prompt_logprobs import PromptScores
 from palestra.model.sampling.recurrent_states import RecurrentStates
 from palestra.model.sampling.request_checks import check_request
@@ -59,7 +60,7 @@ from palestra.model.sampling.sequences import PENDING, Ready, Sequence, Sequence
 from palestra.model.sampling.slotted_recurrence import slotted_recurrence
 from palestra.model.sampling.state_slots import StateSlots
 from palestra.model.sampling.stop_strings import ends_with_stop
-from palestra.model.sampling.token_draws import DrawRow, TokenMask, draw
+from palestra.model.sampling.token_draws import draw
 from palestra.model.training.head import chunk_rows, logits_of
 from palestra.model.transfers import to_device
 from palestra.model.vision.placed import BatchPictures, PictureRows, place_pictures, sequence_positions

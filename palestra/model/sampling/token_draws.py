@@ -1,4 +1,4 @@
-"""From logits to tokens: temperature, filters, penalties, and a draw that only its own row decides.
+"""From logits to tokens: the distribution of each row at its temperature, and a draw that only its own row decides.
 
 Randomness is a hash of (seed, sample index, position): no generator has a state, so batch mates, preemption and
 restarts change nothing. On a GPU the host waits for nothing here: tokens stay on the device until they are read.
@@ -11,16 +11,18 @@ A draw depends on its own row only, or seeded requests would change with their b
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from palestra.model import kernels
-from palestra.model.sampling.distributions import Distributions, DrawnRows, distributions
+from palestra.model.sampling.logit_filters import DrawRow, filter_logits, shape_logits
+from palestra.model.training.log_softmax import log_softmax
 from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
 from palestra.types.sampling import SEED_STEP, SEEDS
@@ -29,36 +31,7 @@ COLDEST = 1e-6  # below this, logits over temperature leave the range of floats;
 ROUNDING = 1e-5
 """A draw this near to another token could be moved by rounding, which on a CPU depends on the other rows of a batch.
 Ten times the difference seen in cumulative probabilities (1e-6)."""
-FIRST_CANDIDATES = 128  # top-p looks at these before it sorts the whole vocabulary
-
-
-class TokenMask(Protocol):
-    """A grammar or any other rule: which tokens may come next."""
-
-    def allowed(self, generated: Sequence[int]) -> Tensor | None:
-        """A bool tensor over the vocabulary, or None when all are allowed. With none of them, the sequence is over."""
-        ...
-
-
-@dataclass(slots=True)
-class DrawRow:
-    """One sequence about to get its next token."""
-
-    params: SamplingParams
-    seed: int
-    sample: int
-    prompt: Sequence[int]
-    generated: Sequence[int]
-    stop_ids: tuple[int, ...] = ()
-    raw: bool = False
-    """Also the log-probabilities of the unscaled model."""
-    allowed: Tensor | None = None
-    """What its mask lets through at this step: bool over the vocabulary, never empty; None lets everything through."""
-    is_plain: bool = field(init=False)
-    """Whether its parameters let it draw from the model's own distribution."""
-
-    def __post_init__(self) -> None:
-        self.is_plain = not (_has_filter(self.params) or _has_penalty(self.params) or self.params.logit_bias)
+DRAW_BLOCK = 64  # the inverse CDF looks for a block of the vocabulary first, then inside it
 
 
 @dataclass(slots=True)
@@ -117,7 +90,7 @@ def draw(
 
 def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) -> DrawnRows:
     """Rows that draw from the model itself never take another way because of the others."""
-    changed = [i for i, row in enumerate(rows) if not row.is_plain or row.allowed is not None or _is_unripe(row)]
+    changed = [i for i, row in enumerate(rows) if not row.is_plain or row.allowed is not None or row.is_unripe]
     if not changed:
         return _choose(model, logits, rows)
     if len(changed) == len(rows):
@@ -131,8 +104,8 @@ def _draw_tokens(logits: Tensor, model: Distributions, rows: Sequence[DrawRow]) 
 
 
 def _draw_changed(logits: Tensor, rows: Sequence[DrawRow]) -> DrawnRows:
-    best = _shape(logits.float(), rows)
-    filtered = _filter(best / to_device(_temperatures(rows), logits.device, np.float32)[:, None], rows)
+    best = shape_logits(logits.float(), rows)
+    filtered = filter_logits(best / to_device(_temperatures(rows), logits.device, np.float32)[:, None], rows)
     return _choose(distributions(filtered, [1.0] * len(rows)), best, rows)
 
 
@@ -157,6 +130,101 @@ def _best(logits: Tensor) -> DrawnRows:
         return DrawnRows(tokens, None)
     first, second = logits.float().topk(2, -1).values.unbind(-1)
     return DrawnRows(tokens, (first - second).double())
+
+
+class DrawnRows(NamedTuple):
+    """A token for each row."""
+
+    tokens: Tensor
+    margins: Tensor | None
+    """How much probability lies between the draw and the nearest border of its token; None where the draw does not
+    depend on rounding."""
+
+
+class Distributions(Protocol):
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        """float32 [rows], of one token each."""
+        ...
+
+    def draw(self, u: Tensor) -> DrawnRows:
+        """The token at which the cumulative probability passes u (float64 [rows]), in vocabulary order."""
+        ...
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and ids of the k likeliest, [rows, k]."""
+        ...
+
+
+def distributions(logits: Tensor, temperatures: Sequence[float]) -> Distributions:
+    """softmax(logits / temperature). Rows at temperature 1 have the very bits that they have in training, and without
+    the others."""
+    if kernels.can_run_on(logits.device):
+        return _KernelDistributions(logits, to_device(temperatures, logits.device, np.float32))
+    return _PlainDistributions(_log_softmax(logits, temperatures))
+
+
+def _log_softmax(logits: Tensor, temperatures: Sequence[float]) -> Tensor:
+    if all(t == 1.0 for t in temperatures):
+        return log_softmax(logits)
+    temperature = torch.tensor(temperatures, dtype=torch.float32, device=logits.device)[:, None]
+    scaled = log_softmax(logits.float() / temperature)
+    if logits.dtype == torch.float32 or 1.0 not in temperatures:
+        return scaled
+    return torch.where(temperature == 1.0, log_softmax(logits), scaled)
+
+
+class _PlainDistributions:
+    def __init__(self, logp: Tensor):
+        self.logp = logp
+
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        return self.logp.gather(1, tokens[:, None]).squeeze(1)
+
+    def draw(self, u: Tensor) -> DrawnRows:
+        return inverse_cdf(self.logp.exp(), u)
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        values, ids = self.logp.topk(k, -1)
+        return values, ids
+
+
+class _KernelDistributions:
+    """Without a float32 copy of the logits."""
+
+    def __init__(self, logits: Tensor, temperatures: Tensor):
+        from palestra.model.kernels.head import log_sum_exp
+
+        self.logits, self.temperatures = logits, temperatures
+        self.sums = log_sum_exp(logits, temperatures)
+
+    def logprobs(self, tokens: Tensor) -> Tensor:
+        return self.logits.gather(1, tokens[:, None]).squeeze(1).float() / self.temperatures - self.sums
+
+    def draw(self, u: Tensor) -> DrawnRows:
+        from palestra.model.kernels.draw import draw_tokens
+
+        return DrawnRows(draw_tokens(self.logits, self.sums, self.temperatures, u), None)
+
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        values, ids = self.logits.topk(k, -1)
+        return values.float() / self.temperatures[:, None] - self.sums[:, None], ids
+
+
+def inverse_cdf(probabilities: Tensor, u: Tensor) -> DrawnRows:
+    """The token at which the cumulative probability passes u, in vocabulary order."""
+    missing = -probabilities.shape[1] % DRAW_BLOCK
+    blocks = (pad(probabilities, (0, missing)) if missing else probabilities).unflatten(1, (-1, DRAW_BLOCK))
+    ends = blocks.sum(-1).double().cumsum(-1)
+    target = u[:, None] * ends[:, -1:]
+    block = (ends <= target).sum(-1, keepdim=True).clamp_max_(ends.shape[1] - 1)
+    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_min(0)), 0.0)
+    inside = blocks.gather(1, block[..., None].expand(-1, 1, DRAW_BLOCK)).squeeze(1).double().cumsum(-1)
+    # The block's own running sum may round to less than its share of the total: stay below its end.
+    rest = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
+    place = (inside <= rest).sum(-1, keepdim=True).clamp_max_(DRAW_BLOCK - 1)
+    begin = torch.where(place > 0, inside.gather(1, (place - 1).clamp_min(0)), 0.0)
+    margins = torch.minimum(rest - begin, inside.gather(1, place) - rest).squeeze(1)
+    return DrawnRows((block * DRAW_BLOCK + place).squeeze(1).clamp_max_(probabilities.shape[1] - 1), margins)
 
 
 def draw_many(logits: Tensor, temperature: float, u: Tensor) -> Tensor:
@@ -207,114 +275,6 @@ def _params(rows: Sequence[DrawRow]) -> list[SamplingParams]:
     return [r.params for r in rows]
 
 
-def _column(like: Tensor, values: Sequence[float]) -> Tensor:
-    return to_device(values, like.device, np.float32).to(like.dtype)[:, None]
-
-
 def _temperatures(rows: Sequence[DrawRow]) -> list[float]:
     """Returns the temperatures of reported log-probabilities: 1 where the draw is greedy."""
     return [max(p.temperature, COLDEST) if p.temperature > 0 else 1.0 for p in _params(rows)]
-
-
-def _has_filter(p: SamplingParams) -> bool:
-    return p.temperature > 0 and (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0)
-
-
-def _has_penalty(p: SamplingParams) -> bool:
-    return p.repetition_penalty != 1.0 or bool(p.presence_penalty) or bool(p.frequency_penalty)
-
-
-def _is_unripe(row: DrawRow) -> bool:
-    """Whether it is too early for a stop token."""
-    return len(row.generated) < row.params.min_tokens and bool(row.stop_ids)
-
-
-def _shape(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor:
-    """Logits after masks, penalties, bias and unripe stop tokens: a changed copy, or the same where there are none."""
-    changed = _masked(logits, rows)
-    for i, row in enumerate(rows):
-        p = row.params
-        if not _has_penalty(p) and not p.logit_bias and not _is_unripe(row):
-            continue
-        changed = logits.clone() if changed is None else changed
-        if _has_penalty(p):
-            _penalise(changed[i], row)
-        if p.logit_bias:
-            ids = to_device(list(p.logit_bias), logits.device, np.int64)
-            changed[i].index_add_(0, ids, _column(logits, list(p.logit_bias.values())).squeeze(1))
-        if _is_unripe(row) and _something_else_is_left(row):
-            changed[i].index_fill_(0, to_device(row.stop_ids, logits.device, np.int64), -torch.inf)
-    return logits if changed is None else changed
-
-
-def _masked(logits: Tensor, rows: Sequence[DrawRow]) -> Tensor | None:
-    """-inf for what masks exclude: all of them at once, since a pass over the vocabulary for each would add up."""
-    numbers = [i for i, row in enumerate(rows) if row.allowed is not None]
-    if not numbers:
-        return None
-    allowed = to_device([row.allowed.numpy() for row in rows if row.allowed is not None], logits.device)
-    if len(numbers) == len(rows):
-        return torch.where(allowed, logits, -torch.inf)
-    index = to_device(numbers, logits.device)
-    return logits.index_copy(0, index, torch.where(allowed, logits[index], -torch.inf))
-
-
-def _something_else_is_left(row: DrawRow) -> bool:
-    """Whether a row may draw anything but a stop token: a mask may insist on one before `min_tokens`."""
-    stops = {t for t in row.stop_ids if row.allowed is None or row.allowed[t]}
-    return row.allowed is None or int(row.allowed.sum()) > len(stops)
-
-
-def _penalise(logits: Tensor, row: DrawRow) -> None:
-    p = row.params
-    if p.repetition_penalty != 1.0:
-        seen = to_device(sorted({*row.prompt, *row.generated}), logits.device, np.int64)
-        values = logits[seen]
-        logits[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
-    if row.generated and (p.presence_penalty or p.frequency_penalty):
-        ids, counts = np.unique(row.generated, return_counts=True)
-        penalties = np.float32(p.presence_penalty) + np.float32(p.frequency_penalty) * counts.astype(np.float32)
-        logits[to_device(ids, logits.device)] -= to_device(penalties, logits.device)
-
-
-def _filter(scaled: Tensor, rows: Sequence[DrawRow]) -> Tensor:
-    """-inf for what top-k, then top-p, then min-p exclude. Rows without a filter are untouched."""
-    numbers = [i for i, r in enumerate(rows) if _has_filter(r.params)]
-    if not numbers:
-        return scaled
-    chosen = [rows[i].params for i in numbers]
-    index = to_device(numbers, scaled.device)
-    part = scaled.index_select(0, index)
-    size = part.shape[1]
-    ks = [min(p.top_k, size) if p.top_k > 0 else size for p in chosen]
-    if min(ks) < size:
-        limited = max(k for k in ks if k < size)
-        kth = to_device([min(k, limited) - 1 for k in ks], part.device)[:, None]
-        threshold = part.topk(limited, -1).values.gather(1, kth)
-        unlimited = to_device([k == size for k in ks], part.device)[:, None]
-        part = part.masked_fill((part < threshold) & ~unlimited, -torch.inf)
-    if any(p.top_p < 1.0 for p in chosen):
-        part = part.masked_fill(part < _nucleus(part, [p.top_p for p in chosen]), -torch.inf)
-    if any(p.min_p > 0.0 for p in chosen):
-        floor = torch.log(_column(part, [p.min_p for p in chosen]))
-        part = part.masked_fill(part < part.amax(-1, keepdim=True) + floor, -torch.inf)
-    return scaled.index_copy(0, index, part)
-
-
-def _nucleus(logits: Tensor, top_p: list[float]) -> Tensor:
-    """The smallest logit of the smallest set whose probability reaches top_p; -inf where top_p is 1 or more."""
-    wanted, size = _column(logits, top_p), logits.shape[1]
-    if kernels.can_run_on(logits.device):
-        from palestra.model.kernels.draw import nucleus
-
-        return nucleus(logits, wanted)
-    total = logits.logsumexp(-1, keepdim=True)
-    for k in (min(FIRST_CANDIDATES, size), size):
-        values = logits.topk(k, -1).values
-        probability = (values - total).exp()
-        before = probability.cumsum(-1) - probability
-        enough = (before[:, -1:] + probability[:, -1:] >= wanted) | (wanted >= 1.0)
-        if enough.all() or k == size:
-            break
-    last = (before < wanted).sum(-1, keepdim=True).clamp_min_(1) - 1
-    return torch.where(wanted >= 1.0, -torch.inf, values.gather(1, last))

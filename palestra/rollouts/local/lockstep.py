@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
-from palestra.rollouts.concurrent import ConcurrentRollouts
 from palestra.rollouts.local.first_turns import FirstTurnsOfGroups
-from palestra.rollouts.local.player import PlayerContext, play_rollout
+from palestra.rollouts.local.player import ConcurrentRollouts, PlayerContext, play_rollout
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.types.rollouts import Group, GroupRequest, Rollout
 

@@ -1,6 +1,7 @@
-"""Futures of clients: those of training requests survive a restart, those of samples may be lost.
+"""Futures of clients: those of training requests survive a restart, those of samples may be lost. A sample that waits
+for its worker keeps its encoded message.
 
-Owns: the records and the waiting. Never touches: workers, files.
+Owns: the records and the waiting. Never touches: workers, files, what is in a message.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
+from weakref import WeakValueDictionary
 
 import msgspec
 
-from palestra.server.core.samples.messages import SampleMessage
 from palestra.store.journal.journal import Position
-from palestra.types.engine import Blame, EngineFailure, StreamedTokens, Trained
+from palestra.types.engine import Blame, EngineFailure, Sample, StreamedTokens, Trained, encode_message
 from palestra.util.json_types import JsonObject
 
 
@@ -41,6 +42,7 @@ LOADING = (RequestKind.CREATE_MODEL, RequestKind.LOAD_WEIGHTS)
 SAVING = (RequestKind.SAVE_WEIGHTS, RequestKind.SAVE_WEIGHTS_FOR_SAMPLER, RequestKind.SAVE_WEIGHTS_EXTERNAL)
 """Kinds of requests that may write one."""
 WITH_FOLDER = (*LOADING, *SAVING)
+LONG_BYTES = 256  # a shorter prompt is less than the record about it
 
 
 @dataclass(slots=True, eq=False)
@@ -151,3 +153,42 @@ def digest_of(kind: RequestKind, message: bytes, reply: JsonObject) -> bytes:
     digest = hashlib.blake2b(message, digest_size=16)
     digest.update(msgspec.msgpack.encode((kind, reply)))
     return digest.digest()
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class SharedPrompt:
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleMessage:
+    """A `Sample` for the worker, in the parts before, of and after its prompt and pictures."""
+
+    head: bytes
+    prompt: SharedPrompt | None = None
+    tail: bytes = b""
+
+    def encode(self) -> bytes:
+        return self.head if self.prompt is None else b"".join((self.head, self.prompt.encoded, self.tail))
+
+
+class SampleMessages:
+    """Encodes samples. Equal prompts, with their pictures, are kept once, as the samples of a group have."""
+
+    def __init__(self) -> None:
+        self._prompts: WeakValueDictionary[bytes, SharedPrompt] = WeakValueDictionary()
+        """By hash, as long as a message has them."""
+
+    def make(self, sample: Sample) -> SampleMessage:
+        message, prompt = encode_message(sample), msgspec.msgpack.encode(sample.request.prompt)
+        if sample.request.pictures:  # these follow the prompt
+            pictures = msgspec.msgpack.encode(sample.request.pictures)
+            prompt = message[message.index(prompt) : message.index(pictures) + len(pictures)]
+        if len(prompt) < LONG_BYTES:
+            return SampleMessage(message)
+        digest = hashlib.blake2b(prompt, digest_size=16).digest()
+        shared = self._prompts.get(digest)
+        if shared is None:
+            shared = self._prompts[digest] = SharedPrompt(prompt)
+        head, _, tail = message.partition(prompt)
+        return SampleMessage(head, shared, tail)

@@ -1,10 +1,9 @@
-"""The meaning of calls about models: made, loaded as new, shown, unloaded; passes and optimizer steps."""
+"""The meaning of calls about whole models: they are made, loaded as new, shown and unloaded."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import replace
 
 import msgspec
 
@@ -15,27 +14,22 @@ from palestra.server.core.lookup import Lookup, is_over
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.owners.quotas import OwnerQuotas, exceeded
 from palestra.server.core.paths import ModelId, TinkerPath
-from palestra.server.core.pictures.locations import PictureError
-from palestra.server.core.pictures.reader import PictureReader
-from palestra.server.core.pictures.requests import first_datum_with, vision_card, with_pictures
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.sessions import TinkerSession, TinkerSessions
 from palestra.server.core.teardown import Teardown
 from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.requests import TrainingRequests
-from palestra.server.core.training.routing_records import Scope
 from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
-from palestra.server.tinker.decode import PassRequest
 from palestra.server.tinker.encode import accepted
 from palestra.store import Store
 from palestra.store.errors import QuotaExceeded
 from palestra.store.queries import models as model_rows
 from palestra.store.queries.quotas import insert_model_within
 from palestra.store.records import CheckpointRow, ModelRow
-from palestra.types import AdamParams, LoraConfig
-from palestra.types.engine import CreateModel, OptimStep, Pass
+from palestra.types import LoraConfig
+from palestra.types.engine import CreateModel
 from palestra.util.json_types import JsonObject
 
 
@@ -51,7 +45,6 @@ class ModelService:
         checkpoints: CheckpointFiles,
         quotas: OwnerQuotas,
         teardown: Teardown,
-        pictures: PictureReader,
         *,
         max_models: int,
         is_loopback: bool,
@@ -59,7 +52,7 @@ class ModelService:
         """`is_loopback`: clients are on this machine."""
         self._store, self._lookup, self._served, self._sessions = store, lookup, served, sessions
         self._training, self._sampling, self._checkpoints = training, sampling, checkpoints
-        self._quotas, self._teardown, self._pictures = quotas, teardown, pictures
+        self._quotas, self._teardown = quotas, teardown
         self._max_models, self._is_loopback = max_models, is_loopback
 
     async def create_model(self, caller: Caller, request: s.CreateModelRequest) -> s.FutureResponse:
@@ -183,51 +176,6 @@ class ModelService:
             request.user_metadata,
             (checkpoint, request.optimizer),
         )
-
-    # Training requests
-
-    async def run_pass(self, caller: Caller, request: PassRequest) -> s.FutureResponse:
-        model = self._lookup.model(caller, request.model_id)
-        if not request.operation.data:
-            raise self._lookup.rejected(model, request.seq_id, "the batch is empty: send at least one datum")
-        if request.files:
-            request = await self._with_pictures(model, request)
-        kind = RequestKind.FORWARD if request.operation.forward_only else RequestKind.FORWARD_BACKWARD
-        completed = self._with_routing((caller.owner, model.worker.name), request)
-        return accepted(await self._lookup.submit(model, request.seq_id, kind, request.operation, {}, completed))
-
-    async def _with_pictures(self, model: TrackedModel, request: PassRequest) -> PassRequest:
-        try:
-            card = vision_card(model.worker)
-            operation = await with_pictures(request.operation, request.files, self._pictures, card)
-        except PictureError as e:
-            where = first_datum_with(request.operation, e.name)
-            raise self._lookup.rejected(model, request.seq_id, f"data[{where}]: {e}") from None
-        except Refusal as e:
-            if e.status != 400:
-                raise
-            where = first_datum_with(request.operation)
-            raise self._lookup.rejected(model, request.seq_id, f"data[{where}]: {e.detail}") from None
-        return replace(request, operation=operation, files={})
-
-    def _with_routing(self, scope: Scope, request: PassRequest) -> Pass | None:
-        """Adds what was recorded while the data were sampled; None if nothing was."""
-        found = [self._sampling.routing.find(scope, spans) for spans in request.spans]
-        if not any(found):
-            return None
-        pairs = zip(request.operation.data, found, strict=True)
-        data = [msgspec.structs.replace(datum, routing=routing) for datum, routing in pairs]
-        return msgspec.structs.replace(request.operation, data=data)
-
-    async def optim_step(self, caller: Caller, request: s.OptimStepRequest) -> s.FutureResponse:
-        model = self._lookup.model(caller, request.model_id)
-        if request.adam_params is None:
-            name = request.optimizer_params.type if request.optimizer_params else ""
-            raise self._lookup.rejected(
-                model, request.seq_id, f"{name!r}: this model's optimizer is adamw; send adam_params"
-            )
-        operation = OptimStep(adam=AdamParams(**request.adam_params.model_dump()))
-        return accepted(await self._lookup.submit(model, request.seq_id, RequestKind.OPTIM_STEP, operation, {}))
 
 
 def _only_adam(optimizer: str) -> None:

@@ -1,10 +1,16 @@
-"""The meaning of a request for a result."""
+"""The meaning of requests for results: of one call by its id, or of all samples of a sampler that are done.
+
+A client that polls `retrieve_futures` names no samples: whatever a restart may lose must be in a number block before it
+is acknowledged.
+"""
 
 from __future__ import annotations
 
+import asyncio
+
 from palestra.server.core.errors import Refusal, not_found
 from palestra.server.core.futures import RequestKind, SampleFuture, TrainFuture
-from palestra.server.core.lookup import why_down
+from palestra.server.core.lookup import Lookup, why_down
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SampleRequestId, parse_request_id
 from palestra.server.core.samples.requests import SamplingRequests
@@ -16,12 +22,23 @@ from palestra.server.tinker import schemas as s
 from palestra.types.engine import EngineFailure, PassResult, Sampled, Saved, StepDone, decode_from_worker
 from palestra.util.json_types import JsonObject
 
+MAX_CLONES = 4096
+GATHER_S = 0.01  # results that arrive meanwhile are in the same answer; a lone sample's is not delayed
+
 Answer = JsonObject | bytes | s.TryAgainResponse
 
 
 class ResultService:
-    def __init__(self, training: TrainingRequests, sampling: SamplingRequests, metrics: Metrics, shutdown: Shutdown):
-        self._training, self._sampling, self._metrics, self._shutdown = training, sampling, metrics, shutdown
+    def __init__(
+        self,
+        lookup: Lookup,
+        training: TrainingRequests,
+        sampling: SamplingRequests,
+        metrics: Metrics,
+        shutdown: Shutdown,
+    ):
+        self._lookup, self._training, self._sampling = lookup, training, sampling
+        self._metrics, self._shutdown = metrics, shutdown
 
     async def retrieve(self, caller: Caller, request_id: str, *, as_protobuf: bool) -> Answer:
         future = self._future(caller, request_id)
@@ -47,6 +64,33 @@ class ResultService:
                 return {**future.reply, "size_bytes": outcome.size_bytes}
             case _:
                 return future.reply
+
+    async def retrieve_many(self, caller: Caller, request: s.RetrieveFuturesRequest) -> s.RetrieveFuturesResponse:
+        """Returns the completions after the cursor; waits for the first one."""
+        sampler, clone = (
+            self._lookup.sampler(caller, request.target.sampling_session_id),
+            request.target.cloned_sampler_id,
+        )
+        if len(sampler.completions) >= MAX_CLONES and clone not in sampler.completions:
+            raise Refusal(400, f"{sampler.sampler_id} already has {MAX_CLONES} clones; make a new sampling client")
+        queue, cursor = self._sampling.completions(sampler, clone), request.prev_cursor
+        queue.forget(cursor)
+        self._sampling.confirm(caller.owner, request.retrieved_request_ids)
+        if not queue.has_after(cursor):
+            hold_s = self._shutdown.poll_hold_s
+            await queue.wait(cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))
+            if sampler.pending and queue.has_after(cursor):
+                await asyncio.sleep(GATHER_S)
+        found, cursor = queue.after(cursor)
+        if not found and not sampler.worker.link.is_up and sampler.worker.cannot_start:
+            # Each of them is told why when its result is read; this poll itself must go on.
+            found = [future.request_id for future in self._sampling.pending_of_clone(sampler, clone)]
+        return s.RetrieveFuturesResponse(completions=[self._completion(one) for one in found], cursor=cursor)
+
+    def cancel(self, caller: Caller, request_id: str) -> None:
+        future = self._sampling.futures.get(request_id)
+        if future is not None and future.owner == caller.owner:
+            self._sampling.cancel(future)
 
     def _future(self, caller: Caller, request_id: str) -> TrainFuture | SampleFuture:
         future = self._training.futures.get(request_id) or self._sampling.futures.get(request_id)
@@ -75,3 +119,10 @@ class ResultService:
             queue_state="paused_capacity" if paused else "active",
             queue_state_reason=paused,
         )
+
+    def _completion(self, request_id: str) -> s.FutureCompletion:
+        future = self._sampling.futures.get(request_id)
+        if future is None or future.frame is None or future.is_failed:
+            return s.FutureCompletion(state="failed", request_id=request_id)
+        size = len(future.frame)
+        return s.FutureCompletion(state="finished", request_id=request_id, response_payload_uncompressed_size=size)

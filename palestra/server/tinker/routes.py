@@ -54,25 +54,25 @@ async def forward_backward(request: Request, service: ServiceNow, caller: Caller
     body = await read_body(request)
     is_protobuf = request.headers.get("content-type", "").startswith(PROTOBUF)
     decode = pass_from_protobuf if is_protobuf else forward_backward_from_json
-    return await service.models.run_pass(caller, await decoded(decode, body))
+    return await service.training.run_pass(caller, await decoded(decode, body))
 
 
 @training.post("/forward", openapi_extra=_body_of(), response_model_exclude_none=True)
 async def forward(request: Request, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """The same without gradients, for SDK 0.24 and older: newer ones send `forward_only`."""
-    return await service.models.run_pass(caller, await decoded(forward_from_json, await read_body(request)))
+    return await service.training.run_pass(caller, await decoded(forward_from_json, await read_body(request)))
 
 
 @training.post("/optim_step", response_model_exclude_none=True)
 async def optim_step(body: s.OptimStepRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """Make one optimizer step with the accumulated gradient."""
-    return await service.models.optim_step(caller, body)
+    return await service.training.optim_step(caller, body)
 
 
 @training.post("/save_weights", response_model_exclude_none=True)
 async def save_weights(body: s.SaveWeightsRequest, service: ServiceNow, caller: CallerNow) -> s.FutureResponse:
     """Save weights and optimizer state as a checkpoint."""
-    return await service.weights.save_weights(caller, body)
+    return await service.training.save_weights(caller, body)
 
 
 @training.post("/save_weights_for_sampler", response_model_exclude_none=True)
@@ -80,7 +80,7 @@ async def save_weights_for_sampler(
     body: s.SaveWeightsForSamplerRequest, service: ServiceNow, caller: CallerNow
 ) -> s.FutureResponse:
     """Save the weights for sampling: under a name, or as a sampler of this session."""
-    return await service.weights.save_weights_for_sampler(caller, body)
+    return await service.training.save_weights_for_sampler(caller, body)
 
 
 @training.post("/save_weights_external", response_model_exclude_none=True)
@@ -88,7 +88,7 @@ async def save_weights_external(
     body: s.SaveWeightsExternalRequest, service: ServiceNow, caller: CallerNow
 ) -> s.FutureResponse:
     """Save the weights alone as an export, to be downloaded; a second one of the same name replaces it."""
-    return await service.weights.save_weights_external(caller, body)
+    return await service.training.save_weights_external(caller, body)
 
 
 @training.post("/load_weights", response_model_exclude_none=True)
@@ -96,7 +96,7 @@ async def load_weights(body: s.LoadWeightsRequest, service: ServiceNow, caller: 
     """Load a checkpoint into a model, or as a new one."""
     if body.model_id is None:
         return await service.models.load_as_new(caller, body)
-    return await service.weights.load_into(caller, body)
+    return await service.training.load_into(caller, body)
 
 
 @training.post("/unload_model", response_model_exclude_none=True)
@@ -108,7 +108,7 @@ async def unload_model(body: s.ModelRequest, service: ServiceNow, caller: Caller
 @training.post("/weights_info")
 async def weights_info(body: s.WeightsInfoRequest, service: ServiceNow, caller: CallerNow) -> s.WeightsInfoResponse:
     """Base model and rank of a checkpoint."""
-    return await service.weights.weights_info(caller, body.tinker_path)
+    return await service.training.weights_info(caller, body.tinker_path)
 
 
 @sampling.post("/create_sampling_session")
@@ -190,11 +190,11 @@ async def retrieve_futures(
     body: s.RetrieveFuturesRequest, service: ServiceNow, caller: CallerNow
 ) -> s.RetrieveFuturesResponse:
     """The states of several calls at once."""
-    return await service.sampling.retrieve_many(caller, body)
+    return await service.results.retrieve_many(caller, body)
 
 
 @results.post("/cancel_future", status_code=204)
 async def cancel_future(body: s.CancelFutureRequest, service: ServiceNow, caller: CallerNow) -> Response:
     """Cancel a sampling call of the caller; unknown ones are no error."""
-    service.sampling.cancel(caller, body.request_id)
+    service.results.cancel(caller, body.request_id)
     return Response(status_code=204)

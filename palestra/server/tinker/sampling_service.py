@@ -1,12 +1,7 @@
-"""The meaning of Tinker's sampling calls. Every lookup is by owner: what belongs to another owner does not exist.
-
-A client that polls `retrieve_futures` names no samples: whatever a restart may lose must be in a number block before it
-is acknowledged.
-"""
+"""The meaning of Tinker's sampling calls. Every lookup is by owner: what belongs to another owner does not exist."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 
 from palestra.server.core.checkpoints.files import CheckpointFiles
@@ -16,13 +11,9 @@ from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SampleCall, SamplingSessions
-from palestra.server.core.shutdown import Shutdown
 from palestra.server.tinker import schemas as s
 from palestra.server.tinker.schemas_rest import SamplerResponse
 from palestra.store.records import SamplerRow as SamplerRow
-
-MAX_CLONES = 4096
-GATHER_S = 0.01  # results that arrive meanwhile are in the same answer; a lone sample's is not delayed
 
 
 class SamplingService:
@@ -32,10 +23,9 @@ class SamplingService:
         sampling: SamplingRequests,
         samplers: SamplingSessions,
         checkpoints: CheckpointFiles,
-        shutdown: Shutdown,
     ):
         self._lookup, self._sampling, self._samplers = lookup, sampling, samplers
-        self._checkpoints, self._shutdown = checkpoints, shutdown
+        self._checkpoints = checkpoints
 
     async def create_sampling_session(self, caller: Caller, request: s.CreateSamplingSessionRequest) -> str:
         session = self._lookup.session(caller, request.session_id)
@@ -99,39 +89,3 @@ class SamplingService:
         return s.SamplingLoadResponse(
             waiting=load.waiting, running=load.running, kv_used=load.kv_used, cache_tokens=load.cache_tokens
         )
-
-    # Many results at once
-
-    async def retrieve_many(self, caller: Caller, request: s.RetrieveFuturesRequest) -> s.RetrieveFuturesResponse:
-        """Returns the completions after the cursor; waits for the first one."""
-        sampler, clone = (
-            self._lookup.sampler(caller, request.target.sampling_session_id),
-            request.target.cloned_sampler_id,
-        )
-        if len(sampler.completions) >= MAX_CLONES and clone not in sampler.completions:
-            raise Refusal(400, f"{sampler.sampler_id} already has {MAX_CLONES} clones; make a new sampling client")
-        queue, cursor = self._sampling.completions(sampler, clone), request.prev_cursor
-        queue.forget(cursor)
-        self._sampling.confirm(caller.owner, request.retrieved_request_ids)
-        if not queue.has_after(cursor):
-            hold_s = self._shutdown.poll_hold_s
-            await queue.wait(cursor, hold_s if request.timeout is None else min(hold_s, request.timeout))
-            if sampler.pending and queue.has_after(cursor):
-                await asyncio.sleep(GATHER_S)
-        found, cursor = queue.after(cursor)
-        if not found and not sampler.worker.link.is_up and sampler.worker.cannot_start:
-            # Each of them is told why when its result is read; this poll itself must go on.
-            found = [future.request_id for future in self._sampling.pending_of_clone(sampler, clone)]
-        return s.RetrieveFuturesResponse(completions=[self._completion(one) for one in found], cursor=cursor)
-
-    def _completion(self, request_id: str) -> s.FutureCompletion:
-        future = self._sampling.futures.get(request_id)
-        if future is None or future.frame is None or future.is_failed:
-            return s.FutureCompletion(state="failed", request_id=request_id)
-        size = len(future.frame)
-        return s.FutureCompletion(state="finished", request_id=request_id, response_payload_uncompressed_size=size)
-
-    def cancel(self, caller: Caller, request_id: str) -> None:
-        future = self._sampling.futures.get(request_id)
-        if future is not None and future.owner == caller.owner:
-            self._sampling.cancel(future)

@@ -14,14 +14,14 @@ from palestra.server.tinker.rest_service import RestService
 from palestra.server.tinker.result_service import ResultService
 from palestra.server.tinker.sampling_service import SamplingService
 from palestra.server.tinker.session_service import SessionService
-from palestra.server.tinker.weights_service import WeightsService
+from palestra.server.tinker.training_service import TrainingService
 
 
 @dataclass(frozen=True, slots=True)
 class TinkerService:
     sessions: SessionService
     models: ModelService
-    weights: WeightsService
+    training: TrainingService
     sampling: SamplingService
     results: ResultService
     rest: RestService

@@ -14,8 +14,7 @@ from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.sources import RolloutSource, lost_rollouts
 from palestra.runs.listener import RunListener, Stage
 from palestra.training.batches.compared_rewards import is_zero_variance
-from palestra.training.collecting.requests import RequestMaker
-from palestra.training.collecting.sync_collector import raise_if_all_failed
+from palestra.training.collecting.sync_collector import RequestMaker, raise_if_all_failed
 from palestra.types.rollouts import Group, GroupRequest, RolloutStop
 
 GoOn = Callable[[PolicySampler], Awaitable[None]]

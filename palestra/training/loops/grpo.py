@@ -20,8 +20,7 @@ from palestra.runs.run_state import RunState
 from palestra.runs.writer import EventKind
 from palestra.training.batches.grpo_batch import TrainingBatch, build_batch, to_sequence, trainable_rows
 from palestra.training.collecting.async_collector import StreamingCollector
-from palestra.training.collecting.requests import RequestMaker
-from palestra.training.collecting.sync_collector import AllRolloutsFailed, Collector
+from palestra.training.collecting.sync_collector import AllRolloutsFailed, Collector, RequestMaker
 from palestra.training.guarded_update import AppliedUpdate, PolicyUpdater
 from palestra.training.loops.entropy_target import adapt_entropy_bonus, entropy_bonus
 from palestra.training.loops.evaluation import Evaluator

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import Struct
 
+from palestra.chat import ChatTokenizer
 from palestra.config.train import DistillConfig, GrpoConfig
 from palestra.environments.environment_set import EnvironmentSet
 from palestra.environments.judging import Judges
 from palestra.environments.task_order import TaskOrder
 from palestra.rollouts.episodes.run import EpisodeRun
-from palestra.rollouts.gym.player import open_gym_players
+from palestra.rollouts.gym.player import GymPlayer, open_gym_players
 from palestra.rollouts.judged import judged
 from palestra.rollouts.local.following_limit import FollowingLimit
 from palestra.rollouts.local.load_reader import open_load_reader
-from palestra.rollouts.local.source import open_source
-from palestra.rollouts.rollout_loop import RolloutSettings
+from palestra.rollouts.local.lockstep import BatchedRollouts
+from palestra.rollouts.local.player import LocalRollouts, PlayerContext
+from palestra.rollouts.rollout_loop import Environments, RolloutSettings
 from palestra.rollouts.sources import RolloutSource
 from palestra.runs.reader import RunStatus
 from palestra.training.collecting.difficulty import TaskFilter
 from palestra.training.collecting.endings import EndedRollouts
 from palestra.training.collecting.own_reward import with_own_reward
-from palestra.training.collecting.requests import RequestMaker
+from palestra.training.collecting.sync_collector import RequestMaker
 from palestra.training.loops.evaluation import Evaluator
 from palestra.training.loops.grpo import GrpoLoop, GrpoParts
 from palestra.training.session import TrainingSession
@@ -113,6 +115,20 @@ async def open_sources(
         finally:
             await sources.train.close()
             await sources.eval.close()
+
+
+def open_source(
+    config: GrpoConfig,
+    tokenizer: ChatTokenizer,
+    environments: Environments,
+    settings: RolloutSettings | None = None,
+    gyms: Mapping[str, GymPlayer] | None = None,
+    following: FollowingLimit | None = None,
+) -> RolloutSource:
+    """Opens the source of a config. Without `settings` those of training are used; evaluation passes
+    `RolloutSettings.of(config.rollout, temperature)`. `following`: see `LocalRollouts`."""
+    context = PlayerContext(tokenizer, environments, settings or RolloutSettings.of(config.rollout))
+    return BatchedRollouts(context) if config.rollout.style == "batched" else LocalRollouts(context, gyms, following)
 
 
 @asynccontextmanager

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model import kernels
-from palestra.model.sampling.token_draws import DrawRow, draw
+from palestra.model.sampling.logit_filters import DrawRow
+from palestra.model.sampling.token_draws import draw
 from palestra.types import SamplingParams
 from tests.properties import examples
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.model.sampling.distributions import inverse_cdf
-from palestra.model.sampling.token_draws import DrawnTokens, DrawRow, uniforms
+from palestra.model.sampling.logit_filters import DrawRow
+from palestra.model.sampling.token_draws import DrawnTokens, inverse_cdf, uniforms
 from palestra.model.sampling.token_draws import draw as draw_on_device
 from palestra.types import SamplingParams
 from palestra.types.sampling import sample_seed

@@ -10,7 +10,7 @@ import pytest
 
 from palestra.rollouts.local import first_turns
 from palestra.rollouts.local.first_turns import MOST_TOKENS, FirstTurns
-from palestra.rollouts.local.source import LocalRollouts
+from palestra.rollouts.local.player import LocalRollouts
 from palestra.rollouts.policy_sampler import SamplingError
 from palestra.rollouts.seeds import group_seeds
 from palestra.types import SampledSequence, SamplingParams, StopReason

@@ -10,8 +10,7 @@ import pytest
 from palestra.config.branching import BranchConfig
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import BaseTextEnv, EnvironmentSet
-from palestra.rollouts.local.player import PlayerContext
-from palestra.rollouts.local.source import LocalRollouts
+from palestra.rollouts.local.player import LocalRollouts, PlayerContext
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop, Task
 from palestra.types.sampling import sample_seed

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments import EnvironmentSet
 from palestra.rollouts.local.lockstep import BatchedRollouts, split_batches
-from palestra.rollouts.local.player import PlayerContext
-from palestra.rollouts.local.source import LocalRollouts, open_source
+from palestra.rollouts.local.player import LocalRollouts, PlayerContext
 from palestra.rollouts.policy_sampler import PolicySampler, SamplingError
 from palestra.rollouts.rollout_loop import RolloutSettings
 from palestra.rollouts.seeds import group_seeds
+from palestra.training.loops.grpo_setup import open_source
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
 from tests.properties import examples
 from tests.training.records import make_config

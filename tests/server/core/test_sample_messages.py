@@ -7,7 +7,7 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.server.core.samples.messages import SampleMessages
+from palestra.server.core.futures import SampleMessages
 from palestra.types import Picture, PlacedImage, SampleRequest, SamplingParams
 from palestra.types.engine import BaseModel, Sample, encode_message
 

@@ -11,7 +11,7 @@ from palestra.environments.task_order import TaskOrder
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.runs.listener import Silence
 from palestra.training.collecting.async_collector import StreamingCollector
-from palestra.training.collecting.requests import RequestMaker
+from palestra.training.collecting.sync_collector import RequestMaker
 from palestra.types.rollouts import Group, GroupRequest, Task
 from tests.training.records import make_config, make_group, make_turn
 from tests.training.scripted import ScriptedSampler

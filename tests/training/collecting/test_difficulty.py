@@ -18,7 +18,7 @@ from palestra.environments.task_order import TaskOrder
 from palestra.runs.reader import RunReader
 from palestra.runs.run_state import DifficultyState
 from palestra.training.collecting.difficulty import TaskFilter
-from palestra.training.collecting.requests import RequestMaker
+from palestra.training.collecting.sync_collector import RequestMaker
 from palestra.types.rollouts import Group, GroupRequest, Task
 from tests.properties import examples
 from tests.training.records import make_rollout

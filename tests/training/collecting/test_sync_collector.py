@@ -14,8 +14,7 @@ from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.sources import blank_rollout
 from palestra.runs.listener import Silence
 from palestra.training.batches.compared_rewards import is_zero_variance
-from palestra.training.collecting.requests import RequestMaker
-from palestra.training.collecting.sync_collector import Collector
+from palestra.training.collecting.sync_collector import Collector, RequestMaker
 from palestra.types.rollouts import Group, GroupRequest, Task
 from tests.properties import examples
 from tests.training.records import make_config

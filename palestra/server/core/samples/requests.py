@@ -18,11 +18,10 @@ import msgspec
 import structlog
 
 from palestra.server.core.errors import Refusal
-from palestra.server.core.futures import RequestKind, SampleFuture
+from palestra.server.core.futures import RequestKind, SampleFuture, SampleMessages
 from palestra.server.core.owners.quotas import FairQuota, OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount, tokens_in
 from palestra.server.core.paths import SampleRequestId, TinkerPath
-from palestra.server.core.samples.messages import SampleMessages
 from palestra.server.core.samples.polling import CLONE_STRIDE, Completions, NumberBlock, block_name
 from palestra.server.core.samples.runners import SampleRunner
 from palestra.server.core.samples.weights_changes import WeightsChanges, changes_of, with_weights

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from palestra.server.core.samples.messages import SampleMessage, SampleMessages
+from palestra.server.core.futures import SampleMessage, SampleMessages
 from palestra.types import SampleResult
 from palestra.types.engine import KeptSampler, Sample, Sampled, decode_to_worker
 from palestra.types.sampling import WeightsChange

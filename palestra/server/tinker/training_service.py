@@ -1,9 +1,12 @@
-"""The meaning of saving and loading: checkpoints by name, frozen samplers, exports."""
+"""The meaning of calls that train a model: passes, optimizer steps, its weights saved and loaded."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from palestra.server.core.checkpoints.files import CheckpointFiles
 from palestra.server.core.errors import Refusal
@@ -11,20 +14,26 @@ from palestra.server.core.futures import RequestKind
 from palestra.server.core.lookup import Lookup
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.paths import SamplerId, TinkerPath, TrainRequestId, check_name
+from palestra.server.core.pictures.locations import PictureError
+from palestra.server.core.pictures.reader import PictureReader
+from palestra.server.core.pictures.requests import first_datum_with, vision_card, with_pictures
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.samples.samplers import SamplingSessions
 from palestra.server.core.training.models import TrackedModel
 from palestra.server.core.training.requests import TrainingRequests
+from palestra.server.core.training.routing_records import Scope
 from palestra.server.core.workers.served_models import ServedModels
 from palestra.server.tinker import encode
 from palestra.server.tinker import schemas as s
+from palestra.server.tinker.decode import PassRequest
 from palestra.server.tinker.encode import accepted
 from palestra.store.records import CheckpointKind, SamplerRow
-from palestra.types.engine import LoadWeights, SaveWeights
+from palestra.types import AdamParams
+from palestra.types.engine import LoadWeights, OptimStep, Pass, SaveWeights
 from palestra.util.json_types import JsonObject
 
 
-class WeightsService:
+class TrainingService:
     def __init__(
         self,
         lookup: Lookup,
@@ -33,9 +42,53 @@ class WeightsService:
         sampling: SamplingRequests,
         samplers: SamplingSessions,
         checkpoints: CheckpointFiles,
+        pictures: PictureReader,
     ):
         self._lookup, self._served, self._training, self._sampling = lookup, served, training, sampling
-        self._samplers, self._checkpoints = samplers, checkpoints
+        self._samplers, self._checkpoints, self._pictures = samplers, checkpoints, pictures
+
+    async def run_pass(self, caller: Caller, request: PassRequest) -> s.FutureResponse:
+        model = self._lookup.model(caller, request.model_id)
+        if not request.operation.data:
+            raise self._lookup.rejected(model, request.seq_id, "the batch is empty: send at least one datum")
+        if request.files:
+            request = await self._with_pictures(model, request)
+        kind = RequestKind.FORWARD if request.operation.forward_only else RequestKind.FORWARD_BACKWARD
+        completed = self._with_routing((caller.owner, model.worker.name), request)
+        return accepted(await self._lookup.submit(model, request.seq_id, kind, request.operation, {}, completed))
+
+    async def _with_pictures(self, model: TrackedModel, request: PassRequest) -> PassRequest:
+        try:
+            card = vision_card(model.worker)
+            operation = await with_pictures(request.operation, request.files, self._pictures, card)
+        except PictureError as e:
+            where = first_datum_with(request.operation, e.name)
+            raise self._lookup.rejected(model, request.seq_id, f"data[{where}]: {e}") from None
+        except Refusal as e:
+            if e.status != 400:
+                raise
+            where = first_datum_with(request.operation)
+            raise self._lookup.rejected(model, request.seq_id, f"data[{where}]: {e.detail}") from None
+        return replace(request, operation=operation, files={})
+
+    def _with_routing(self, scope: Scope, request: PassRequest) -> Pass | None:
+        """Adds what was recorded while the data were sampled; None if nothing was."""
+        found = [self._sampling.routing.find(scope, spans) for spans in request.spans]
+        if not any(found):
+            return None
+        pairs = zip(request.operation.data, found, strict=True)
+        data = [msgspec.structs.replace(datum, routing=routing) for datum, routing in pairs]
+        return msgspec.structs.replace(request.operation, data=data)
+
+    async def optim_step(self, caller: Caller, request: s.OptimStepRequest) -> s.FutureResponse:
+        model = self._lookup.model(caller, request.model_id)
+        if request.adam_params is None:
+            name = request.optimizer_params.type if request.optimizer_params else ""
+            raise self._lookup.rejected(
+                model, request.seq_id, f"{name!r}: this model's optimizer is adamw; send adam_params"
+            )
+        operation = OptimStep(adam=AdamParams(**request.adam_params.model_dump()))
+        return accepted(await self._lookup.submit(model, request.seq_id, RequestKind.OPTIM_STEP, operation, {}))
 
     async def save_weights(self, caller: Caller, request: s.SaveWeightsRequest) -> s.FutureResponse:
         model = self._lookup.model(caller, request.model_id)
