@@ -125,16 +125,16 @@ def group(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
 
 def branches(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
     """As agents send them whose chat template drops earlier thoughts: all turns of a conversation branch off it."""
-    first, thought, said = size.prompt // 2, size.answer // 2, size.answer // 2
+    first, thought, length = size.prompt // 2, size.answer // 2, size.answer // 2
     made = []
     for _ in range(size.prompts):
         prompt = rng.integers(0, vocab, first)
         for _ in range(size.answers // 4):
             read = prompt
             for _ in range(TURNS):
-                words = rng.integers(0, vocab, said)
-                made.append(datum(read, np.concatenate([rng.integers(0, vocab, thought), words])))
-                read = np.concatenate([read, words, rng.integers(0, vocab, said)])  # and what a tool returned
+                answer = rng.integers(0, vocab, length)
+                made.append(datum(read, np.concatenate([rng.integers(0, vocab, thought), answer])))
+                read = np.concatenate([read, answer, rng.integers(0, vocab, length)])  # and what a tool returned
     return made
 
 

@@ -147,7 +147,7 @@ def compare(servers: dict[str, str], tokens: int) -> list[str]:
     for model in models.values():
         for _ in range(COMPARED_STEPS):
             model.step()()
-    said = []
+    lines = []
     for what in ("", ", other models being trained meanwhile"):
         ended = threading.Event()
         others = [threading.Thread(target=train_until, args=(one, ended)) for one in busy.values() if what]
@@ -162,13 +162,13 @@ def compare(servers: dict[str, str], tokens: int) -> list[str]:
         pairs = list(zip(ours, peers, strict=True))
         same_tokens = sum(a.tokens == b.tokens for a, b in pairs)
         same_bits = sum(a.tokens == b.tokens and a.logprobs == b.logprobs for a, b in pairs)
-        said.append(
+        lines.append(
             f"after {COMPARED_STEPS} steps at both servers, the same seeds{what}: of {len(pairs)} sequences"
             f" {same_tokens} have the same tokens, {same_bits} also the same log-probabilities to the bit"
         )
     for model in (*models.values(), *busy.values()):
         model.close()
-    return said
+    return lines
 
 
 def train_until(model: TimedModel, ended: threading.Event) -> None:

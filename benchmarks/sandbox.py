@@ -84,7 +84,7 @@ async def alive(count: int, at_once: int) -> tuple[float, float, float]:
 
 def _kernel() -> float:
     lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    return sum(int(words[1]) for words in lines if words[0].rstrip(":") in KERNEL) / 1024
+    return sum(int(fields[1]) for fields in lines if fields[0].rstrip(":") in KERNEL) / 1024
 
 
 def _pss(process: psutil.Process) -> int:

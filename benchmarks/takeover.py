@@ -55,8 +55,8 @@ class StandbyServer:
 
     def has_preloaded(self) -> bool:
         """Whether its engine has loaded the model, and waits."""
-        said = "".join(file.read_text() for file in self.folder.glob("state/logs/*.log"))
-        return said.count("event=preloaded") > self.preloaded
+        logs = "".join(file.read_text() for file in self.folder.glob("state/logs/*.log"))
+        return logs.count("event=preloaded") > self.preloaded
 
     def kill(self) -> None:
         """The server and its engine, as a machine that is gone."""

@@ -121,7 +121,7 @@ def figures(step: int) -> dict[str, float]:
 
 
 def rollout(index: int) -> dict[str, object]:
-    said = [
+    messages = [
         {"role": "user", "content": "How many are there? " * 10},
         {"role": "assistant", "content": "Forty-two. " * 40},
     ]
@@ -133,7 +133,7 @@ def rollout(index: int) -> dict[str, object]:
         "environment": "made",
     }
     outcome = {"reward": float(index % 3 == 0), "stop": "done", "error": None, "used": True, "metrics": {}}
-    return {**names, **numbers, **outcome, "temperature": 1.0, "seconds": 1.0, "step": 1, "messages": said}
+    return {**names, **numbers, **outcome, "temperature": 1.0, "seconds": 1.0, "step": 1, "messages": messages}
 
 
 def measure(root: Path, args: argparse.Namespace, steps: int) -> list[Row]:
@@ -220,7 +220,7 @@ def server_of(root: Path) -> Iterator[tuple[httpx.Client, psutil.Process]]:
             assert process.stdout is not None
             line = next(line for line in process.stdout if READY in line)
             address = line.partition(READY)[2].split()[0].rstrip(".,")
-            Thread(target=process.stdout.read, daemon=True).start()  # it goes on only while somebody reads
+            Thread(target=process.stdout.read, daemon=True).start()  # it goes on only while its output is read
             try:
                 with httpx.Client(base_url=f"{address}/ui", timeout=600) as client:
                     yield client, psutil.Process(process.pid)

@@ -59,7 +59,7 @@ class InstalledServer:
         pass
 
     def ended_with(self) -> int | None:
-        """Somebody else starts it, and notices if it ends."""
+        """None: the server was started elsewhere, where its end is noticed."""
         return None
 
 

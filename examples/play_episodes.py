@@ -21,10 +21,10 @@ def play(episode: Episode) -> float:
     model, messages, tries = episode.openai(), list(episode.task.prompt), 0
     while episode.can_continue and tries < TRIES:
         answer = model.chat.completions.create(model=episode.model, messages=messages, max_tokens=64)
-        said, tries = answer.choices[0].message.content or "", tries + 1
-        if re.findall(r"-?\d+", said)[-1:] == [str(episode.task.extras["answer"])]:
+        text, tries = answer.choices[0].message.content or "", tries + 1
+        if re.findall(r"-?\d+", text)[-1:] == [str(episode.task.extras["answer"])]:
             return 1.0 / tries
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "No. Try again."}]
+        messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "No. Try again."}]
     return 0.0
 
 

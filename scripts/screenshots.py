@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def shrink(file: Path) -> None:
-    """Pages have few colours: a palette makes a picture a third of its size, and nobody sees it."""
+    """Pages have few colours: a palette makes a picture a third of its size, and looks the same."""
     image: Any = import_module("PIL.Image")
     found = image.open(file).convert("RGB").quantize(COLOURS, image.Quantize.MEDIANCUT, dither=image.Dither.NONE)
     found.save(file, optimize=True)
@@ -173,7 +173,7 @@ def started(*command: str, says: str) -> Iterator[str]:
             line = next(line for line in process.stdout if says in line)
             found = re.search(r"http://[\w.:-]+", line)
             assert found is not None, line
-            Thread(target=process.stdout.read, daemon=True).start()  # it goes on only while somebody reads
+            Thread(target=process.stdout.read, daemon=True).start()  # it goes on only while its output is read
             yield found[0]
         finally:
             process.terminate()

@@ -102,7 +102,7 @@ class Load:
     batch: int
     """Episodes in each call."""
     seconds: float
-    """Nobody begins another cycle after that."""
+    """No worker begins another cycle after that."""
     cycles_per_s: float | None = None
     """All of them together, each in its turn. None: one after another, as fast as they are answered."""
 

@@ -30,13 +30,13 @@ def completion(turn: int, tools: int, with_ids: bool) -> bytes:
         "completion_tokens": MADE_TOKENS,
         "total_tokens": prompt_tokens + MADE_TOKENS,
     }
-    told: dict[str, Any] = {"id": "c", "object": "chat.completion", "created": 1, "model": "stub", "usage": usage}
+    body: dict[str, Any] = {"id": "c", "object": "chat.completion", "created": 1, "model": "stub", "usage": usage}
     if with_ids:
         made = [1000 + n for n in range(MADE_TOKENS)]
         choice["token_ids"] = made
         choice["logprobs"] = {"content": [{"token": f"token_id:{one}", "logprob": -0.25} for one in made]}
-        told["prompt_token_ids"] = list(range(prompt_tokens))
-    return json.dumps({**told, "choices": [choice]}).encode()
+        body["prompt_token_ids"] = list(range(prompt_tokens))
+    return json.dumps({**body, "choices": [choice]}).encode()
 
 
 class Stub(asyncio.Protocol):

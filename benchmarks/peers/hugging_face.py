@@ -41,7 +41,7 @@ class GenerateSetup:
     batch: int = 16
     """Sequences, samples of one prompt included."""
     order: Order = "prompt"
-    """What batches are sorted by. "output" needs lengths nobody knows before sampling: the peer's best case."""
+    """What batches are sorted by. "output" needs lengths that are not known before sampling: the peer's best case."""
 
     def __str__(self) -> str:
         oracle = ", sorted by output length" if self.order == "output" else ""

@@ -57,18 +57,21 @@ class OpenAIClient:
         """Seconds of each turn of one conversation: the history grows, what is new does not."""
 
         async def talk(session: aiohttp.ClientSession) -> list[float]:
-            messages: list[dict[str, str]] = [{"role": "user", "content": self._words()}]
+            messages: list[dict[str, str]] = [{"role": "user", "content": self._text()}]
             took: list[float] = []
             for _ in range(turns):
                 body = {"model": self.model, "messages": messages, "max_tokens": tokens_out, "temperature": 0}
                 start = time.perf_counter()
                 async with session.post("/v1/chat/completions", json=body | {"ignore_eos": True}) as answer:
-                    told = await answer.json()
+                    reply = await answer.json()
                 took.append(time.perf_counter() - start)
                 if answer.status != 200:
-                    raise RuntimeError(f"{answer.status}: {told}")
-                said = told["choices"][0]["message"]["content"] or ""
-                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": self._words()}]
+                    raise RuntimeError(f"{answer.status}: {reply}")
+                content = reply["choices"][0]["message"]["content"] or ""
+                messages += [
+                    {"role": "assistant", "content": content},
+                    {"role": "user", "content": self._text()},
+                ]
             return took
 
         return asyncio.run(self._with_session(talk))
@@ -87,7 +90,7 @@ class OpenAIClient:
             "stream": stream,
         } | ({"stream_options": {"include_usage": True}} if stream else {})
 
-    def _words(self) -> str:
+    def _text(self) -> str:
         return " ".join(self._numbers.choices(("river", "stone", "lamp", "seven", "north", "paper"), k=12))
 
     async def _with_session(self, work: Any) -> Any:
@@ -114,10 +117,10 @@ async def _listen(answer: aiohttp.ClientResponse, heard: Heard, start: float) ->
     async for line in answer.content:
         if not line.startswith(b"data: {"):
             continue
-        told = json.loads(line[6:])
-        if "error" in told:
-            raise RuntimeError(told["error"])
-        if not heard.first_s and any(choice.get("text") for choice in told["choices"]):
+        reply = json.loads(line[6:])
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        if not heard.first_s and any(choice.get("text") for choice in reply["choices"]):
             heard.first_s = time.perf_counter() - start
-        if told.get("usage"):
-            heard.tokens = told["usage"]["completion_tokens"]
+        if reply.get("usage"):
+            heard.tokens = reply["usage"]["completion_tokens"]

@@ -125,20 +125,20 @@ async def _client(url: str, content: bytes, until: float, taken: Taken, is_same:
     first: bytes | None = None
     while (began := time.perf_counter()) < until:
         writer.write(content)
-        told = await _answer(reader)
+        reply = await _answer(reader)
         taken.latencies_ms.append(1000 * (time.perf_counter() - began))
         if first is None:
-            _check_good(first := told)
-        elif is_same and told != first:
-            raise RuntimeError(f"the same call is answered {told[:200]!r} after {first[:200]!r}")
+            _check_good(first := reply)
+        elif is_same and reply != first:
+            raise RuntimeError(f"the same call is answered {reply[:200]!r} after {first[:200]!r}")
     writer.close()
 
 
-def _check_good(told: bytes) -> None:
+def _check_good(reply: bytes) -> None:
     """A refusal is fast, and has status 200 as well."""
-    found = json.loads(told)
+    found = json.loads(reply)
     if "error" in found or found.get("result", {}).get("isError"):
-        raise RuntimeError(f"what is measured does not work: {told[:200]!r}")
+        raise RuntimeError(f"what is measured does not work: {reply[:200]!r}")
 
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:

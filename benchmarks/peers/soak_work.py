@@ -186,9 +186,9 @@ class Chats(Work):
         except (openai.APIConnectionError, openai.InternalServerError):
             time.sleep(0.2)
             return
-        said = answer.choices[0].message.content or ""
-        self.first = said if self.first is None else self.first
-        self.check("the answer", said, self.first)
+        content = answer.choices[0].message.content or ""
+        self.first = content if self.first is None else self.first
+        self.check("the answer", content, self.first)
         self.done += 1
 
     def close(self) -> None:
@@ -230,7 +230,7 @@ class EpisodeTrainer(Work):
 
 @dataclass(slots=True)
 class EpisodePlayer(Work):
-    """Plays episodes with one model call each. Where a kill ends the attempt, somebody plays another."""
+    """Plays episodes with one model call each. Where a kill ends the attempt, another one is played."""
 
     _client: EpisodeClient | None = None
 

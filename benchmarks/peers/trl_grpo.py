@@ -27,7 +27,7 @@ TASK = "task"
 class Episode:
     env: Any
     prompt: list[int]
-    said: list[int] = field(default_factory=list)
+    completion: list[int] = field(default_factory=list)
     """What came after the prompt, by both sides."""
     is_sampled: list[int] = field(default_factory=list)
     """1 for tokens of the policy, 0 for those of the environment."""
@@ -36,7 +36,7 @@ class Episode:
 
     @property
     def context(self) -> list[int]:
-        return self.prompt + self.said
+        return self.prompt + self.completion
 
 
 class Rollouts:
@@ -59,7 +59,7 @@ class Rollouts:
         self.reward = sum(one.reward for one in episodes) / len(episodes)
         return {
             "prompt_ids": [one.prompt for one in episodes],
-            "completion_ids": [one.said for one in episodes],
+            "completion_ids": [one.completion for one in episodes],
             "logprobs": None,
             "env_mask": [one.is_sampled for one in episodes],
             "episode_reward": [one.reward for one in episodes],
@@ -72,7 +72,7 @@ class Rollouts:
 
     def _step(self, episode: Episode, tokens: list[int]) -> None:
         """As a rollout of ours goes: a turn that was cut is graded, and ends it."""
-        episode.said += tokens
+        episode.completion += tokens
         episode.is_sampled += [1] * len(tokens)
         result = episode.env.step(self._tokenizer.decode(tokens))
         episode.reward += result["reward"]
@@ -80,7 +80,7 @@ class Rollouts:
         episode.is_over = result["done"] or was_cut
         if not episode.is_over:
             read = self._tokenizer.observation(result["observations"])
-            episode.said += read
+            episode.completion += read
             episode.is_sampled += [0] * len(read)
 
 

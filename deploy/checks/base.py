@@ -43,9 +43,9 @@ class Workplace:
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROOT) -> str:
     """Returns what a command said. Raises CheckFailed with the end of it."""
-    words = [str(word) for word in command]
+    argv = [str(word) for word in command]
     done = subprocess.run(
-        words,
+        argv,
         env=os.environ | (env or {}),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
@@ -56,7 +56,7 @@ def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path = ROO
         check=False,
     )
     if done.returncode:
-        raise CheckFailed(f"{' '.join(words)} ended with {done.returncode}:\n{done.stdout[-TAIL:]}")
+        raise CheckFailed(f"{' '.join(argv)} ended with {done.returncode}:\n{done.stdout[-TAIL:]}")
     return done.stdout
 
 
@@ -85,5 +85,5 @@ def free_port() -> int:
 
 def smoke(port: int, *arguments: str | Path) -> str:
     """Runs the smoke script; returns its last line."""
-    said = run(sys.executable, SMOKE, "--url", f"http://127.0.0.1:{port}", "--key", "tml-smoke", *arguments)
-    return [line for line in said.splitlines() if line.startswith("smoke:")][-1]
+    output = run(sys.executable, SMOKE, "--url", f"http://127.0.0.1:{port}", "--key", "tml-smoke", *arguments)
+    return [line for line in output.splitlines() if line.startswith("smoke:")][-1]

@@ -108,8 +108,8 @@ def _panels() -> list[dict[str, Any]]:
 
 def check_nginx(work: Workplace) -> str:
     nginx, folder = need("nginx", "nginx-light"), work.fresh("nginx")
-    words = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=test")
-    run(need("openssl", "openssl"), *words, "-keyout", folder / "key.pem", "-out", folder / "cert.pem")
+    arguments = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=test")
+    run(need("openssl", "openssl"), *arguments, "-keyout", folder / "key.pem", "-out", folder / "cert.pem")
     config = (DEPLOY / "nginx.conf").read_text().replace("/etc/palestra/tls", str(folder))
     (folder / "nginx.conf").write_text(f"events {{}}\nhttp {{\naccess_log off;\n{config}}}\n")
     places = ("-p", folder, "-e", folder / "error.log", "-g", f"pid {folder}/pid;")
@@ -120,10 +120,10 @@ def check_nginx(work: Workplace) -> str:
 def check_unit(work: Workplace) -> str:
     analyze, unit = need("systemd-analyze", "systemd"), work.fresh("unit") / "palestra.service"
     unit.write_text((DEPLOY / unit.name).read_text().replace("/opt/palestra/bin/palestra", "/bin/true"))
-    if said := run(analyze, "verify", "--man=no", unit).strip():
-        raise CheckFailed(said)
-    said = run(analyze, "security", "--offline=true", "--no-pager", unit)
-    found = re.search(r"exposure level for \S+: ([\d.]+)", said)
+    if output := run(analyze, "verify", "--man=no", unit).strip():
+        raise CheckFailed(output)
+    output = run(analyze, "security", "--offline=true", "--no-pager", unit)
+    found = re.search(r"exposure level for \S+: ([\d.]+)", output)
     if found is None or float(found[1]) > MAX_EXPOSURE:
-        raise CheckFailed(f"the unit is exposed more than {MAX_EXPOSURE}: {said.splitlines()[-1]}")
+        raise CheckFailed(f"the unit is exposed more than {MAX_EXPOSURE}: {output.splitlines()[-1]}")
     return f"systemd-analyze takes it; its exposure is {found[1]} of 10"

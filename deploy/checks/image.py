@@ -80,21 +80,21 @@ class Images:
         container = self._run("from", _tag(target)).strip().splitlines()[-1]
         return Path(self._run("mount", container).strip().splitlines()[-1])
 
-    def _run(self, *words: str | Path) -> str:
+    def _run(self, *argv: str | Path) -> str:
         store = ("--root", self._work.path("images"), "--runroot", self._work.path("images-run"))
-        return run(self._buildah, *store, *words, env={"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"})
+        return run(self._buildah, *store, *argv, env={"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "vfs"})
 
 
 def _tag(target: str) -> str:
     return f"localhost/palestra-{target}"
 
 
-def command_in(root: Path, *words: str) -> list[str]:
+def command_in(root: Path, *argv: str) -> list[str]:
     """A command inside of an image: its user, its files, the network of this machine."""
     inside = (
         f"exec chroot --userspec={USER} {root} env -i PATH=/opt/palestra/bin:/usr/bin:/bin HOME=/var/cache/palestra"
     )
-    return ["unshare", "--mount", "sh", "-c", f'mount --bind /proc {root}/proc && {inside} "$@"', "sh", *words]
+    return ["unshare", "--mount", "sh", "-c", f'mount --bind /proc {root}/proc && {inside} "$@"', "sh", *argv]
 
 
 def check_images(work: Workplace) -> str:
@@ -111,12 +111,12 @@ def check_images(work: Workplace) -> str:
                 raise CheckFailed(f"torch in {target}: {facts['torch']}")
         port = free_port()
         serve = ("palestra", "serve", "--port", str(port), "--state", "/var/lib/palestra", "models.0.threads=1")
-        said = smoke(port, "--", *command_in(roots["engine"], *serve))
+        result = smoke(port, "--", *command_in(roots["engine"], *serve))
         sizes = ", ".join(f"{target} {images.size_mb(target)} MB" for target in TARGETS)
         _keep_programs(roots["engine"], work)
     finally:
         images.close()
-    return f"{sizes}; {said}"
+    return f"{sizes}; {result}"
 
 
 def _keep_programs(root: Path, work: Workplace) -> None:

@@ -39,11 +39,11 @@ def check_machine(work: Workplace) -> str:
     with _booted([str(word) for word in boot], work.path("machine.log")) as leader:
         inside = (enter, "--target", str(leader), "--all")
         _wait_until_active(inside)
-        said = smoke(port, "--restart", " ".join((*inside, "systemctl", "restart", UNIT)))
+        result = smoke(port, "--restart", " ".join((*inside, "systemctl", "restart", UNIT)))
         facts = run(*inside, "systemctl", "show", UNIT, "--property=User,DynamicUser,NRestarts,Result")
     if "Result=success" not in facts or "DynamicUser=yes" not in facts:
         raise CheckFailed(f"the unit is not well: {facts}")
-    return f"under systemd, as a user of its own; {said}"
+    return f"under systemd, as a user of its own; {result}"
 
 
 def _root(work: Workplace) -> Path:

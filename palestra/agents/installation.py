@@ -73,10 +73,12 @@ def _interpreter(program: Path) -> Path | None:
     """The interpreter that the first line of a script names."""
     with program.open("rb") as file:
         line = file.readline(512)
-    words = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
-    if not words:
+    command = line[2:].decode(errors="replace").split() if line.startswith(b"#!") else []
+    if not command:
         return None
-    name = next((one for one in words[1:] if not one.startswith("-")), "") if words[0].endswith("/env") else words[0]
+    name = command[0]
+    if name.endswith("/env"):
+        name = next((one for one in command[1:] if not one.startswith("-")), "")
     found = shutil.which(name)
     return Path(found).absolute() if found else None
 

@@ -80,10 +80,10 @@ AGENTS = {
 """Claude Code, Codex, opencode, qwen-code, mini-swe-agent, and a small one of our own."""
 
 
-def find_agent(words: Sequence[str]) -> AgentProgram:
+def find_agent(command: Sequence[str]) -> AgentProgram:
     """Returns a named agent, with further words as its last arguments; or a command: one word with spaces is a line for
     the shell, several words are a program and its arguments. Raises UnknownAgentProgram."""
-    first, *more = words
+    first, *more = command
     if first in AGENTS:
         return replace(AGENTS[first], more=tuple(more))
     if not more and len(first.split()) > 1:

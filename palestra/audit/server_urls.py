@@ -108,7 +108,7 @@ class OpenEnvActions(BaseTextEnv):
         found = parse_tool_call(action)
         if isinstance(found, ParseFailure):
             return _output([{"role": "user", "content": found.reason}], 0.0, False)
-        given = self._called(found) if isinstance(found, ParsedCall) else self._said(action)
+        given = self._called(found) if isinstance(found, ParsedCall) else self._action_in_text(action)
         if given is None:
             return _output([{"role": "user", "content": "no action"}], 0.0, False)
         answer = await self._request("step", given)
@@ -125,7 +125,7 @@ class OpenEnvActions(BaseTextEnv):
             return {"type": "call_tool", TOOL_NAME: call.name, "arguments": call.arguments}
         return call.arguments if call.name == ACTION else None
 
-    def _said(self, text: str) -> JsonObject | None:
+    def _action_in_text(self, text: str) -> JsonObject | None:
         if self._has_tools:
             return None
         texts = [name for name, one in self._schema["properties"].items() if one.get("type") == "string"]

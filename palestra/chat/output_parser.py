@@ -58,7 +58,7 @@ class ReasoningParser:
         self._unread: list[_Unread] = []
         self._buffer = ""
         """Text that was not emitted yet; in the end only what may begin a tag."""
-        self._said, self._thought = _Spaced(), _Spaced()
+        self._answer, self._thought = _Spaced(), _Spaced()
         self._between_thoughts = ""
         self._has_thought = self._has_called = False
         self._step: Callable[[bool], bool] = self._content
@@ -72,7 +72,7 @@ class ReasoningParser:
 
     def finish(self) -> list[Piece]:
         self._read("", at_end=True)
-        if not self._has_called and (spaces := self._said.waiting()):
+        if not self._has_called and (spaces := self._answer.waiting()):
             self._pieces.append(ContentPiece(spaces))
         return self._certain()
 
@@ -92,7 +92,7 @@ class ReasoningParser:
     # Each step takes what it can from the buffer. True: continue with the step that is set now.
 
     def _content(self, at_end: bool) -> bool:
-        if self._said.is_empty and self._openings:
+        if self._answer.is_empty and self._openings:
             self._say(len(self._buffer) - len(self._buffer.lstrip()))
             for opening in self._openings:
                 if self._buffer.startswith(opening):
@@ -107,7 +107,7 @@ class ReasoningParser:
 
     def _begin_thought(self) -> bool:
         self._buffer = self._buffer.removeprefix(self._think_tag)
-        self._said.is_trimmed = True
+        self._answer.is_trimmed = True
         self._thought = _Spaced(is_trimmed=True)
         self._between_thoughts = "\n" if self._has_thought else ""
         self._step = self._thinking
@@ -163,7 +163,7 @@ class ReasoningParser:
         return True
 
     def _say(self, length: int) -> None:
-        if certain := self._said.add(self._take(length)):
+        if certain := self._answer.add(self._take(length)):
             self._pieces.append(ContentPiece(certain))
 
     def _think(self, text: str) -> None:

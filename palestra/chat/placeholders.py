@@ -17,9 +17,9 @@ WORDS: Message = {"role": "assistant", "content": "Words"}
 
 class TemplatePlaceholders:
     def __init__(self, text: SpecialText) -> None:
-        self._words, self._thought, self._arguments, self._tool = (text.mark("S", number) for number in range(4))
+        self._content, self._thought, self._arguments, self._tool = (text.mark("S", number) for number in range(4))
         self._end = text.mark("E")
-        self._said = re.compile("|".join((self._words, self._thought, self._arguments)))
+        self._any = re.compile("|".join((self._content, self._thought, self._arguments)))
         parameters = {"type": "object", "properties": {}}
         function = {"name": self._tool, "description": self._tool, "parameters": parameters}
         self.tools = [{"type": "function", "function": function}]
@@ -27,8 +27,8 @@ class TemplatePlaceholders:
     def turn(self, message: Message, thought: bool) -> JsonObject:
         """Returns a short message of the same shape."""
         calls = message.get("tool_calls") or ()
-        words = self._words if message.get("content") or not calls else ""
-        placeholder: JsonObject = {"role": "assistant", "content": words}
+        content_mark = self._content if message.get("content") or not calls else ""
+        placeholder: JsonObject = {"role": "assistant", "content": content_mark}
         if thought:
             placeholder["reasoning_content"] = self._thought
         if calls:
@@ -45,7 +45,7 @@ class TemplatePlaceholders:
 
     def after(self, text: str) -> str | None:
         """Returns what comes after a turn; None if no part of the turn is shown."""
-        ends = [found.end() for found in self._said.finditer(text)]
+        ends = [found.end() for found in self._any.finditer(text)]
         return text[ends[-1] :] if ends else None
 
     def has_tools(self, text: str) -> bool:

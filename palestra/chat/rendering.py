@@ -74,8 +74,8 @@ class Renderer:
         if self._placeholders.after(rendered.text) is not None:
             return shown, AfterTurn(rendered, not self._placeholders.is_all_shown(shown, rendered.text))
         # The turn only makes calls, which the template does not show, or more calls than it allows.
-        words = self._placeholders.turn(WORDS, thought=False)
-        return words, AfterTurn(self._behind(words, chat), is_rewritten=True)
+        content_mark = self._placeholders.turn(WORDS, thought=False)
+        return content_mark, AfterTurn(self._behind(content_mark, chat), is_rewritten=True)
 
     def _behind(self, turn: Message, chat: TemplateInput) -> RenderedChat:
         return self.render(replace(chat, messages=[HELLO, turn, *chat.messages]))

@@ -145,7 +145,7 @@ class _Reader:
             self._last_ids = (message, turn.tokens)
         self.found.append(LocatedMessage(message, turn.place))
 
-    def _said(self, place: FieldPath) -> _Turn:
+    def _assistant_turn(self, place: FieldPath) -> _Turn:
         if self._turn is None:
             self._turn = _Turn(place)
         return self._turn
@@ -156,11 +156,11 @@ class _Reader:
             detail = f"role is {_shown(role)}; it must be one of {', '.join(ROLES)}"
             raise ItemError(place, detail, field="role", given=role)
         if role == "assistant" and self._is_plain:
-            self._said(place).content += filter(None, [_text(content, (*place, "content"))])
+            self._assistant_turn(place).content += filter(None, [_text(content, (*place, "content"))])
         elif content is None:
             raise ItemError(place, "content is missing", field="content")
         elif role == "assistant":
-            self._said(place).content += _parts(content)
+            self._assistant_turn(place).content += _parts(content)
         else:
             self._flush()
             shown = _chat_content(content, place) if self._is_plain else content
@@ -168,7 +168,7 @@ class _Reader:
 
     def _reasoning(self, item: Item, place: FieldPath) -> None:
         texts = _thoughts(item, "content", place) or _thoughts(item, "summary", place)
-        turn = self._said(place)
+        turn = self._assistant_turn(place)
         if self._is_plain:
             turn.content += [f"<think>{text}</think>" for text in texts if text]
             return
@@ -180,7 +180,7 @@ class _Reader:
     def _call(self, item: Item, place: FieldPath) -> None:
         call_id, name, arguments = (_string(item, key, place) for key in ("call_id", "name", "arguments"))
         call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        self._said(place).calls.append(call)
+        self._assistant_turn(place).calls.append(call)
 
     def _output(self, item: Item, place: FieldPath) -> None:
         self._flush()

@@ -29,7 +29,7 @@ def wait_for_start(server: str) -> None:
     import httpx
 
     began = time.monotonic()
-    said = began - SAY_AGAIN_S
+    noted_at = began - SAY_AGAIN_S
     while True:
         try:
             answer = httpx.get(f"{server.rstrip('/')}/readyz", timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S))
@@ -48,7 +48,7 @@ def wait_for_start(server: str) -> None:
             continue
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError):
             return
-        if time.monotonic() - said >= SAY_AGAIN_S:
-            said = time.monotonic()
+        if time.monotonic() - noted_at >= SAY_AGAIN_S:
+            noted_at = time.monotonic()
             click.echo(f"the server at {server} {state}; waiting for it", err=True)
         time.sleep(ASK_AGAIN_S)

@@ -122,11 +122,11 @@ async def _play(environments: EnvironmentSet, task: Task) -> None:
         total = 0.0
         for turn in range(session.max_turns):
             _show(messages)
-            if (said := _typed()) is None:
+            if (typed := _typed()) is None:
                 click.echo(f"\nthe input has ended after {turn} of {session.max_turns} turns", err=True)
                 messages = []
                 break
-            result = await session.step(said)
+            result = await session.step(typed)
             messages, total = result.observations, total + (result.reward or 0.0)
             if result.done:
                 break

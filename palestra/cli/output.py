@@ -75,9 +75,9 @@ def print_json(content: object) -> None:
     click.echo(json.dumps(content, indent=2))
 
 
-def print_result(as_json: bool, content: object, words: str) -> None:
+def print_result(as_json: bool, content: object, text: str) -> None:
     """Prints the result as JSON for programs, or as text for people."""
-    click.echo(json.dumps(content, indent=2) if as_json else words)
+    click.echo(json.dumps(content, indent=2) if as_json else text)
 
 
 def bytes_text(size_bytes: float) -> str:

@@ -91,21 +91,21 @@ def _follow(found: DockerBuild, name: str, rest: str, context: Path, hidden: set
 
 
 def _set_env(found: DockerBuild, rest: str) -> str | None:
-    words = shlex.split(rest)
-    if words and all("=" in one for one in words):
-        found.env |= {one.partition("=")[0]: one.partition("=")[2] for one in words}
-    elif len(words) > 1:
-        found.env[words[0]] = rest.split(maxsplit=1)[1]
+    arguments = shlex.split(rest)
+    if arguments and all("=" in one for one in arguments):
+        found.env |= {one.partition("=")[0]: one.partition("=")[2] for one in arguments}
+    elif len(arguments) > 1:
+        found.env[arguments[0]] = rest.split(maxsplit=1)[1]
     else:
         return "has no value"
     return None
 
 
 def _copy(found: DockerBuild, rest: str, context: Path, hidden: set[str]) -> str | None:
-    words = [one for one in shlex.split(rest) if not one.startswith(("--chown=", "--chmod="))]
-    if rest.startswith("[") or any(one.startswith("--") or "://" in one for one in words) or len(words) < 2:
+    arguments = [one for one in shlex.split(rest) if not one.startswith(("--chown=", "--chmod="))]
+    if rest.startswith("[") or any(one.startswith("--") or "://" in one for one in arguments) or len(arguments) < 2:
         return "copies from elsewhere than files of the task"
-    *sources, target = words
+    *sources, target = arguments
     into = posixpath.join(found.workdir, target)
     is_folder = target.endswith("/") or target in (".", "..") or len(sources) > 1
     for source in sources:

@@ -93,8 +93,8 @@ async def _run(task: CodingTask, step: RunStep, sandbox: Sandbox) -> None:
     command = f"mkdir -p {shlex.quote(step.cwd)} && cd {shlex.quote(step.cwd)} && {step.command}"
     done = await sandbox.exec(command, limit_s=BUILD_S, cwd="/")
     if done.status:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
-        raise TaskError(f"{task.dockerfile}: RUN {step.command[:100]} failed without an image: {words[-1]}")
+        errors = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
+        raise TaskError(f"{task.dockerfile}: RUN {step.command[:100]} failed without an image: {errors[-1]}")
 
 
 async def put(sandbox: Sandbox, files: Iterable[TaskFile]) -> None:
@@ -110,5 +110,5 @@ async def put(sandbox: Sandbox, files: Iterable[TaskFile]) -> None:
             return
     done = await sandbox.exec(["tar", "-x", "-o", "-C", "/"], stdin=packed.getvalue(), cwd="/", limit_s=BUILD_S)
     if done.status:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
-        raise TaskError(f"files cannot be put into the sandbox: {words[0]}")
+        errors = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
+        raise TaskError(f"files cannot be put into the sandbox: {errors[0]}")

@@ -35,5 +35,5 @@ async def _solve(task: CodingTask, box: Sandbox) -> None:
     await put(box, files or [TaskFile(task.solution, f"{SOLUTION}/{task.solution.name}")])
     done = await box.exec(["/bin/bash", f"{SOLUTION}/{task.solution.name}"])
     if done.status:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        raise TaskError(f"{task.solution} ended with status {done.status}: {words[-1]}")
+        errors = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise TaskError(f"{task.solution} ended with status {done.status}: {errors[-1]}")

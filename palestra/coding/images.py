@@ -88,6 +88,6 @@ async def _output(task: CodingTask, command: Sequence[str]) -> bytes:
     process = await spawn(*command, stdout=PIPE, stderr=PIPE)
     output, errors = await process.communicate()
     if process.returncode:
-        words = errors.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
-        raise TaskError(f"the image of {task.folder} cannot be made: `{' '.join(command[:2])}` said: {words[-1]}")
+        error_lines = errors.decode(errors="replace").strip().splitlines() or [f"status {process.returncode}"]
+        raise TaskError(f"the image of {task.folder} cannot be made: `{' '.join(command[:2])}` said: {error_lines[-1]}")
     return output

@@ -178,6 +178,6 @@ def _apply(row: SweRow, folder: Path, patch: str) -> None:
 def _git(command: list[str], data: bytes) -> bytes:
     done = subprocess.run(command, input=data, capture_output=True, check=False)
     if done.returncode:
-        words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
-        raise TaskError(f"`{' '.join(command[:1] + command[3:])}` in {command[2]}: {words[-1]}")
+        errors = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.returncode}"]
+        raise TaskError(f"`{' '.join(command[:1] + command[3:])}` in {command[2]}: {errors[-1]}")
     return done.stdout

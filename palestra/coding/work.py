@@ -113,7 +113,7 @@ async def changes(work: AgentWork) -> str:
         command = f"{{ {begin}; }} </dev/null || exit {NO_BASE}; {replace_all} && {show}"
         done = await sandbox.exec(command, stdin=work.archive.read_bytes(), max_output=MOST_BYTES)
         if done.status:
-            words = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
+            errors = done.stderr.decode(errors="replace").strip().splitlines() or [f"status {done.status}"]
             kind = TaskError if done.status == NO_BASE else BrokenWork
-            raise kind(f"the changes cannot be compared: {words[-1]}")
+            raise kind(f"the changes cannot be compared: {errors[-1]}")
         return done.text

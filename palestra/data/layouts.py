@@ -160,12 +160,12 @@ def _from_sharegpt(turns: object) -> list[Message]:
         raise DatasetError("'conversations' should be a list of turns with from and value")
     messages: list[Message] = []
     for place, turn in enumerate(turns):
-        said, value = (turn.get("from"), turn.get("value")) if isinstance(turn, Mapping) else (None, None)
-        if said == "function_call":
+        role, value = (turn.get("from"), turn.get("value")) if isinstance(turn, Mapping) else (None, None)
+        if role == "function_call":
             messages.append({"role": "assistant", "content": None, "tool_calls": [_call(value, place)]})
-        elif said in FROM_SHAREGPT and isinstance(value, str):
+        elif role in FROM_SHAREGPT and isinstance(value, str):
             rest = {key: one for key, one in turn.items() if key not in ("from", "value")}
-            messages.append({"role": FROM_SHAREGPT[said], "content": value, **rest})
+            messages.append({"role": FROM_SHAREGPT[role], "content": value, **rest})
         else:
             known = ", ".join((*FROM_SHAREGPT, "function_call"))
             raise DatasetError(f"conversations[{place}]: it should have a text as value and from one of {known}")

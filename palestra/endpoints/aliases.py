@@ -89,7 +89,7 @@ class RunAlias:
     def __init__(self, client: AliasClient, name: str, note: Callable[[str], None]) -> None:
         self._client, self.name, self._note = client, name, note
         self._version: int | None = None
-        self._said: set[str] = set()
+        self._noted: set[str] = set()
 
     @classmethod
     @asynccontextmanager
@@ -134,6 +134,6 @@ class RunAlias:
         self._tell(f"the alias {self.name!r} was not moved: {reason}")
 
     def _tell(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._noted:
+            self._noted.add(text)
             self._note(text)

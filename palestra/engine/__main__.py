@@ -152,13 +152,13 @@ def reason_of(error: Exception, device: str) -> str:
     """Returns the reason in words for the user, who has typed the name of a model and does not know of workers."""
     if isinstance(error, ModuleNotFoundError):
         return f"the engine needs {error.name}; to install it: pip install 'palestra[engine]'"
-    words = str(error)
-    if isinstance(error, MemoryError) or any(sign in words for sign in OUT_OF_MEMORY):
-        details = f" ({words.splitlines()[0]})" if words else ""
+    message = str(error)
+    if isinstance(error, MemoryError) or any(sign in message for sign in OUT_OF_MEMORY):
+        details = f" ({message.splitlines()[0]})" if message else ""
         hint = "use a smaller model, or a lower models.0.cache_tokens"
         where = "its device" if device == "auto" else f"device {device!r}"
         return f"there is not enough memory for the model on {where}{details}; {hint}"
-    return words or type(error).__name__
+    return message or type(error).__name__
 
 
 def lock_folder(state: Path) -> FileLock:

@@ -116,12 +116,12 @@ class TextArena(BaseTextEnv):
         while True:
             with self._own_numbers():
                 player, messages = self._env.get_observation()
-            said = _lines(messages, self._env.state)
+            lines = _lines(messages, self._env.state)
             if player == self._seat or self._env.state.done:
-                self._read += said
+                self._read += lines
                 return
             assert self._opponent is not None
-            self._history += said
+            self._history += lines
             move = self._opponent(self._history, random.Random(f"{self.extras['seed']}/{len(self._history)}"))
             with self._own_numbers():
                 self._env.step(action=move)

@@ -15,9 +15,9 @@ WAITS = (*STRIKES, "released")
 """Losses that are followed by a pause: a player that releases at once and claims again would loop without a pause."""
 
 
-def lose(state: BoardState, episode: BoardEpisode, code: str, words: str, now: float) -> None:
+def lose(state: BoardState, episode: BoardEpisode, code: str, reason: str, now: float) -> None:
     """Ends the attempt of a leased episode as lost."""
-    state.note_loss(episode, f"{code}: {words}", now)
+    state.note_loss(episode, f"{code}: {reason}", now)
     episode.lost += 1
     if code in STRIKES:
         episode.strikes += 1
@@ -41,10 +41,10 @@ def lose_stale(state: BoardState, run: BoardRun, now: float) -> None:
 
 def deadline_passed(state: BoardState, group: BoardGroup, now: float) -> None:
     """Parks the members of an open group that have not ended when its deadline passes."""
-    words = f"the group's deadline of {group.spec.deadline_s:g} s has passed"
+    reason = f"the group's deadline of {group.spec.deadline_s:g} s has passed"
     for episode in group.members:
         if episode.state in PLAYING:
-            state.note_loss(episode, f"deadline: {words}", now)
+            state.note_loss(episode, f"deadline: {reason}", now)
             state.move(episode, EpisodeState.PARKED)
     groups.settle(state, group, now, why="deadline", can_replace=False)
 

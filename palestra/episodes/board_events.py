@@ -51,10 +51,10 @@ class RunHold:
     """Why nothing can be claimed from a run."""
 
     code: ClaimBlocker
-    words: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.words}"
+        return f"{self.code}: {self.text}"
 
 
 @dataclass(frozen=True, slots=True)

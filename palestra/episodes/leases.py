@@ -42,10 +42,10 @@ class NoLease:
 
     code: str
     """One of lease_lost, cancelled, stale_weights, deadline, unknown."""
-    words: str
+    text: str
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.words}"
+        return f"{self.code}: {self.text}"
 
 
 def claim(state: BoardState, owner: str, request: ClaimRequest, full: Mapping[str, str], now: float) -> list[Lease]:
@@ -113,9 +113,9 @@ def release(
     found = find(state, owner, client_id, ref)
     if isinstance(found, NoLease):
         return _stop(ref, str(found))
-    words = validation.clean_reason(reason) or "no reason given"
-    lose(state, found, "released", words, now)
-    return _stop(ref, f"lease_lost: released: {words}")
+    text = validation.clean_reason(reason) or "no reason given"
+    lose(state, found, "released", text, now)
+    return _stop(ref, f"lease_lost: released: {text}")
 
 
 def end(state: BoardState, owner: str, client_id: str | None, request: EndRequest, now: float) -> EndAnswer:
@@ -168,8 +168,8 @@ def _hold(run: BoardRun, request: ClaimRequest, full: Mapping[str, str]) -> RunH
         return RunHold(ClaimBlocker.ENGINE_FULL, full[run.engine])
     client = request.client_id
     if run.queue.has(request.kind) and run.room_of(client) <= 0:
-        words = f"client {client!r} holds {run.holders.get(client, 0)} of run {run.name!r}, all that its client_share"
-        return RunHold(ClaimBlocker.CLIENT_SHARE, f"{words} of {run.settings.client_share:g} allows")
+        text = f"client {client!r} holds {run.holders.get(client, 0)} of run {run.name!r}, all that its client_share"
+        return RunHold(ClaimBlocker.CLIENT_SHARE, f"{text} of {run.settings.client_share:g} allows")
     return None
 
 
@@ -223,8 +223,8 @@ def _is_repeated(state: BoardState, owner: str, request: EndRequest, text: str) 
 def _why_not(episode: BoardEpisode, attempt: int) -> NoLease:
     loss = next((loss for loss in episode.losses if loss.attempt == attempt), None)
     if loss is not None:
-        code, _, words = loss.reason.partition(": ")
-        return NoLease(code, words) if code in _STATUS else NoLease("lease_lost", loss.reason)
+        code, _, text = loss.reason.partition(": ")
+        return NoLease(code, text) if code in _STATUS else NoLease("lease_lost", loss.reason)
     if attempt > episode.attempt:
         return NoLease("lease_lost", f"attempt {attempt} was never leased; the newest is {episode.attempt}")
     if attempt == episode.attempt and episode.result is not None:

@@ -24,10 +24,10 @@ def note_call(state: BoardState, owner: str, ref: LeaseRef, version: int | None)
     version = run.version if version is None else version
     lag = allowed_lag(run)
     if lag is not None and run.version - version > lag:
-        words = (
+        message = (
             f"version {version} would answer, but the newest is {run.version} and run {run.name} allows a lag of {lag}"
         )
-        raise BoardError(409, f"stale_weights: {words}", code="stale_weights")
+        raise BoardError(409, f"stale_weights: {message}", code="stale_weights")
     found.open_calls += 1
     found.calls += 1
     oldest = found.oldest_version
@@ -57,8 +57,8 @@ def _check_quotas(episode: BoardEpisode) -> None:
         ("max_sampled_tokens", episode.sampled, settings.max_sampled_tokens),
     ):
         if most is not None and used >= most:
-            words = f"{what}: this attempt has {used}, and run {episode.run.name!r} allows {most}"
-            raise BoardError(429, f"{words}; it can still be ended", code="quota_exceeded")
+            message = f"{what}: this attempt has {used}, and run {episode.run.name!r} allows {most}"
+            raise BoardError(429, f"{message}; it can still be ended", code="quota_exceeded")
 
 
 def _playing(state: BoardState, ref: LeaseRef) -> BoardEpisode | None:

@@ -77,8 +77,8 @@ class BoardRun:
             return None
         if self.is_paused:
             return RunHold(ClaimBlocker.PAUSED, f"run {self.name!r} is paused")
-        words = f"{len(self.log)} groups of run {self.name!r} are not committed, and its max_ready is"
-        return RunHold(ClaimBlocker.TRAINER_BEHIND, f"{words} {self.settings.max_ready}")
+        message = f"{len(self.log)} groups of run {self.name!r} are not committed, and its max_ready is"
+        return RunHold(ClaimBlocker.TRAINER_BEHIND, f"{message} {self.settings.max_ready}")
 
     def room_of(self, client_id: str) -> int:
         """Returns how many more leases the client may hold."""

@@ -79,8 +79,8 @@ class GymHttpApp:
             return GymResponse(body=msgspec.to_builtins(self.server.calls.read()))
         if found is None:
             is_posted = path in self.server.routes()
-            status, words = (405, "Method Not Allowed") if is_posted else (404, "Not Found")
-            return GymResponse(status=status, body={"detail": words})
+            status, detail = (405, "Method Not Allowed") if is_posted else (404, "Not Found")
+            return GymResponse(status=status, body={"detail": detail})
         return found
 
     def _response(self, answer: GymResponse) -> Response:

@@ -48,12 +48,12 @@ def make_server(name: str, below: Path, kind: ServerKind = ServerKind.RESOURCES)
     if folder.exists():
         raise GymConfigError(f"{folder} already exists; choose another name or remove it first")
     class_name = "".join(part.capitalize() for part in name.split("_"))
-    words = {"name": name, "class": class_name, "title": name.replace("_", " ").capitalize()}
+    fields = {"name": name, "class": class_name, "title": name.replace("_", " ").capitalize()}
     skeleton = SKELETON / kind
     for template in sorted(skeleton.rglob(f"*{SUFFIX}")):
         file = folder / template.relative_to(skeleton).as_posix().removesuffix(SUFFIX).replace("NAME", name)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(Template(template.read_text(encoding="utf-8")).substitute(words), encoding="utf-8")
+        file.write_text(Template(template.read_text(encoding="utf-8")).substitute(fields), encoding="utf-8")
     if (folder / MAKE_ROWS).is_file():
         runpy.run_path(str(folder / MAKE_ROWS), run_name="__main__")
     return sorted(file for file in folder.rglob("*") if file.suffix != ".pyc" and file.is_file())

@@ -188,5 +188,5 @@ async def _run(command: list[str], folder: Path, settings: JsonObject) -> None:
     finally:
         await processes.kill(process)
     if process.returncode:
-        words = "\n".join(output.decode(errors="replace").splitlines()[-LAST_LINES:])
-        raise ServerStartError(f"{folder}: its requirements cannot be installed; {' '.join(command)} printed:\n{words}")
+        end = "\n".join(output.decode(errors="replace").splitlines()[-LAST_LINES:])
+        raise ServerStartError(f"{folder}: its requirements cannot be installed; {' '.join(command)} printed:\n{end}")

@@ -187,10 +187,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse_size(self) -> None:
         bounds = self._bounds
-        words = f"the head of a request may have at most {bounds.max_head_bytes} bytes and {bounds.max_fields} fields"
-        self._refuse(431, words)
+        message = f"the head of a request may have at most {bounds.max_head_bytes} bytes and {bounds.max_fields} fields"
+        self._refuse(431, message)
 
-    def _refuse(self, status: int, words: str) -> None:
+    def _refuse(self, status: int, message: str) -> None:
         """The client may still be sending: it sees the answer only if the connection stays for a while."""
         self._is_refused = True
         self._end_deadline()
@@ -199,7 +199,7 @@ class BoundedHttp(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()  # amid another answer there is no place for this one
             return
-        body = f'{{"detail": "{words}"}}'.encode()
+        body = f'{{"detail": "{message}"}}'.encode()
         lines = b"".join([b"%s: %s\r\n" % header for header in self.server_state.default_headers])
         self.transport.write(
             b"%s%scontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"

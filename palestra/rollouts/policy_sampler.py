@@ -26,7 +26,7 @@ class TopScores(NamedTuple):
     """What a model says about a row of tokens."""
 
     logprobs: list[float]
-    """Of each token; the first one gets 0."""
+    """One for each token; that of the first is 0."""
     top: list[TopLogprobs | None]
     """The likeliest tokens in its place; None for the first."""
 

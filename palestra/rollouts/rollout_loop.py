@@ -207,10 +207,10 @@ async def play(
                 await turns.wait()
             if watcher:
                 await timed(watch, watcher.before_turn(played.used, session))
-            said = await turn_sampler.sample_turn(len(played.rewards), watch)
+            policy_turn = await turn_sampler.sample_turn(len(played.rewards), watch)
             if turns:
                 await turns.wait()
-            await _step(session, said, turn_sampler, watch, played, settings)
+            await _step(session, policy_turn, turn_sampler, watch, played, settings)
     except RolloutEnded as end:
         await _settle(session, end, watch, played, grades_timeouts=settings.grades_timeouts)
     played.seconds = watch.spent_s
@@ -237,7 +237,7 @@ async def _resume(session: EnvSession, start: ForkStart, turn_sampler: TurnSampl
 
 async def _step(
     session: EnvSession,
-    said: PolicyTurn,
+    policy_turn: PolicyTurn,
     turn_sampler: TurnSampler,
     watch: RolloutStopwatch,
     played: PlayedRollout,
@@ -245,7 +245,7 @@ async def _step(
 ) -> None:
     before_s = watch.spent_s
     try:
-        result = await timed(watch, session.step(said.text))
+        result = await timed(watch, session.step(policy_turn.text))
     except EnvironmentFailure as error:
         raise RolloutEnded(RolloutStop.ENV_FAILED, error) from None
     played.env_s.append(watch.spent_s - before_s)
@@ -255,7 +255,7 @@ async def _step(
     if SPAN_REWARDS in result.metadata:
         turn_sampler.grade_spans(result.metadata[SPAN_REWARDS])
     turn_sampler.observe(result.observations)
-    if stop := stop_after(result, said.stop, played.used, session.max_turns, settings):
+    if stop := stop_after(result, policy_turn.stop, played.used, session.max_turns, settings):
         raise RolloutEnded(stop)
     turn_sampler.go_on(result.observations, result.metadata.get(CHANGED_HISTORY))
 

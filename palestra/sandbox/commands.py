@@ -177,8 +177,8 @@ class CommandSandbox(ABC):
             await streams.close()
         status = process.returncode or 0
         if not is_late and (status < 0 or self._why_ended()):
-            words = streams.stderr.kept.decode(errors="replace").strip()
-            raise SandboxEnded(self._why_ended() or words or f"the command's process outside was ended ({status})")
+            message = streams.stderr.kept.decode(errors="replace").strip()
+            raise SandboxEnded(self._why_ended() or message or f"the command's process outside was ended ({status})")
         return ExecResult(
             LATE if is_late else status,
             bytes(streams.stdout.kept),

@@ -62,8 +62,8 @@ class DockerSandbox(CommandSandbox):
             )
         except subprocess.TimeoutExpired:
             return f"{cls.program} does not answer"
-        words = probe.stderr.strip().splitlines()
-        return f"{cls.program} does not run: {words[-1] if words else probe.returncode}" if probe.returncode else None
+        errors = probe.stderr.strip().splitlines()
+        return f"{cls.program} does not run: {errors[-1] if errors else probe.returncode}" if probe.returncode else None
 
     async def start(self) -> Self:
         if self._client is not None:
@@ -248,5 +248,5 @@ def _client_env() -> dict[str, str]:
 async def _last_output(client: Process) -> str:
     await kill(client)
     assert client.stderr is not None
-    words = (await client.stderr.read()).decode(errors="replace").split()
-    return " ".join(words) or "it took too long"
+    errors = (await client.stderr.read()).decode(errors="replace").split()
+    return " ".join(errors) or "it took too long"

@@ -75,8 +75,8 @@ class SshSandbox(CommandSandbox):
             line = ""
         if not line:
             await kill(connection)
-            words = (await connection.stderr.read()).decode(errors="replace").strip().splitlines()
-            raise SandboxUnavailable(f"{self.spec.host} cannot be used: {words[-1] if words else 'it took too long'}")
+            errors = (await connection.stderr.read()).decode(errors="replace").strip().splitlines()
+            raise SandboxUnavailable(f"{self.spec.host} cannot be used: {errors[-1] if errors else 'it took too long'}")
         return line
 
     async def _begin(self, command: Command, streams: tuple[int, int, int]) -> Process:

@@ -49,7 +49,7 @@ class KeyImportance(Struct, frozen=True):
 
     key: str
     share: float | None
-    """Of the variance, corrected for chance (epsilon squared); None if there are too few runs."""
+    """The share of the variance, corrected for chance (epsilon squared); None if there are too few runs."""
 
 
 class SweepFindings(Struct, frozen=True, kw_only=True):

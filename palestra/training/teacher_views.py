@@ -52,12 +52,12 @@ class PrivilegedTeacher:
         messages, files = first_messages(self._tokenizer, played), played.rollout.picture_files
         head = self._tokenizer.encode_chat(read_pictures(messages, self._tokenizer.card, files).messages)
         seen = read_pictures(with_context(messages, self._text(played)), self._tokenizer.card, files)
-        told = self._tokenizer.encode_chat(seen.messages)
-        moved = [replace(one, start=one.start - len(head) + len(told)) for one in pictures if one.start >= len(head)]
-        pictures = [*seen.placed(self._tokenizer.pictures, told), *moved]
-        found = await self._teacher.read([*told, *tokens[len(head) :]], pictures, own)
-        top = [None] * len(head) + found.top[len(told) :] if found.top else []
-        return TopScores([0.0] * len(head) + found.logprobs[len(told) :], top)
+        prompt = self._tokenizer.encode_chat(seen.messages)
+        moved = [replace(one, start=one.start - len(head) + len(prompt)) for one in pictures if one.start >= len(head)]
+        pictures = [*seen.placed(self._tokenizer.pictures, prompt), *moved]
+        found = await self._teacher.read([*prompt, *tokens[len(head) :]], pictures, own)
+        top = [None] * len(head) + found.top[len(prompt) :] if found.top else []
+        return TopScores([0.0] * len(head) + found.logprobs[len(prompt) :], top)
 
     def _text(self, played: PlayedRow) -> str:
         try:

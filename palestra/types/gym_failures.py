@@ -130,8 +130,8 @@ def class_in(line: JsonMapping) -> str:
 
 def error_text(body: bytes) -> str:
     """The message in an error's body: FastAPI's `detail`, OpenAI's `error`, or a text."""
-    words = _error_text(_parsed(body))
-    return (words or body.decode(errors="replace"))[:REASON_CHARS]
+    message = _error_text(_parsed(body))
+    return (message or body.decode(errors="replace"))[:REASON_CHARS]
 
 
 def _error_text(detail: object) -> str:

@@ -324,8 +324,8 @@ class TrainSequence(Struct, kw_only=True):
     divisor: float = 1.0
     """What the advantages were divided by, so that the loss, a sum, is a mean (`algorithm.normalize`)."""
     versions: list[int] = []
-    """The version of the weights that drew each token; NOT_SAMPLED for tokens that were not. Empty where nobody asks
-    for versions."""
+    """The version of the weights that drew each token; NOT_SAMPLED for tokens that were not. Empty where the run
+    does not need versions."""
     sampler_logprobs: list[float] = []
     """The sampler's, if `logprobs` are the trainer's own and off-policy corrections compare the two; otherwise
     empty."""

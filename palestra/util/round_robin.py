@@ -28,9 +28,9 @@ class RoundRobin(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Yields all items as if each got a turn now: the first of every owner, then the second of every owner …"""
-        nobody = object()
-        rounds = zip_longest(*(line.values() for line in self._lines.values()), fillvalue=nobody)
-        return (item for item in chain.from_iterable(rounds) if item is not nobody)  # type: ignore[misc]
+        missing = object()
+        rounds = zip_longest(*(line.values() for line in self._lines.values()), fillvalue=missing)
+        return (item for item in chain.from_iterable(rounds) if item is not missing)  # type: ignore[misc]
 
     @property
     def owners(self) -> list[str]:

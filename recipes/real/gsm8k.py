@@ -122,10 +122,10 @@ def nvidia(*fields: str) -> list[list[str]]:
     """These fields of each card; empty where there is none."""
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return []
-    return [[part.strip() for part in line.split(",")] for line in said.splitlines()]
+    return [[part.strip() for part in line.split(",")] for line in output.splitlines()]
 
 
 @contextmanager

@@ -180,7 +180,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def type_text(annotation: Any) -> str:
-    """As somebody who writes YAML would say it."""
+    """The type in the words of YAML."""
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " or ".join(str(one.value) for one in annotation)
     arguments = get_args(annotation)

@@ -183,7 +183,7 @@ class NeMoGymResponseOutputTokensDetails(Open):
 
 
 class NeMoGymResponseUsage(Open):
-    """A number that nobody counted is None."""
+    """A number that was not counted is None."""
 
     input_tokens: int | None
     input_tokens_details: NeMoGymResponseInputTokensDetails
@@ -259,7 +259,7 @@ class NeMoGymResponse(Open):
 def accumulate_response_usage(
     total: NeMoGymResponseUsage | None, additional: NeMoGymResponseUsage | None
 ) -> NeMoGymResponseUsage | None:
-    """Their sum. What one of them did not count, nobody counted."""
+    """Their sum. A number that one of them did not count is None."""
     if total is None or additional is None:
         found = total or additional
         return None if found is None else found.model_copy(deep=True)

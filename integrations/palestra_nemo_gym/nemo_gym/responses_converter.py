@@ -150,8 +150,8 @@ class ResponsesConverter(BaseModel):
             summary = [NeMoGymSummary(text=text) for text in thoughts]
             items.append(NeMoGymResponseReasoningItem(id=f"rs_{uuid4().hex}", summary=summary))
         if content or not (thoughts or calls):
-            said = NeMoGymResponseOutputText(text=content, annotations=[])
-            items.append(NeMoGymResponseOutputMessage(id=f"msg_{uuid4().hex}", content=[said]))
+            text = NeMoGymResponseOutputText(text=content, annotations=[])
+            items.append(NeMoGymResponseOutputMessage(id=f"msg_{uuid4().hex}", content=[text]))
         items += [
             NeMoGymResponseFunctionToolCall(
                 name=call["function"]["name"],

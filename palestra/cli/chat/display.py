@@ -34,17 +34,17 @@ class Display(Protocol):
 
 
 def open_display(names: Sequence[str], console: Console, *, with_logprobs: bool) -> Display:
-    words = [EventWords(with_logprobs, has_colours=_has_colours(console)) for _ in names]
+    formatters = [EventFormatter(with_logprobs, has_colours=_has_colours(console)) for _ in names]
     if len(names) > 1 and console.is_terminal and not console.is_dumb_terminal:
-        return Columns(names, words, console)
-    return OneAfterTheOther(names, words, console)
+        return Columns(names, formatters, console)
+    return OneAfterTheOther(names, formatters, console)
 
 
 def _has_colours(console: Console) -> bool:
     return console.is_terminal and console.color_system is not None and not console.no_color
 
 
-class EventWords:
+class EventFormatter:
     """Turns what happens into text, for one model."""
 
     def __init__(self, with_logprobs: bool, *, has_colours: bool) -> None:
@@ -54,8 +54,8 @@ class EventWords:
 
     def of(self, event: ChatEvent | None) -> Segments:
         segments = self._segments(event)
-        if said := "".join(text for text, _ in segments):
-            self._is_line_open = not said.endswith("\n")
+        if line := "".join(text for text, _ in segments):
+            self._is_line_open = not line.endswith("\n")
         return segments
 
     def _segments(self, event: ChatEvent | None) -> Segments:
@@ -103,8 +103,8 @@ def logprob_list(tokens: Sequence[TokenLogprob]) -> str:
 class OneAfterTheOther:
     """Shows the first answer at once, and each further one when those before it have ended."""
 
-    def __init__(self, names: Sequence[str], words: Sequence[EventWords], console: Console) -> None:
-        self._names, self._words, self._console = names, words, console
+    def __init__(self, names: Sequence[str], formatters: Sequence[EventFormatter], console: Console) -> None:
+        self._names, self._formatters, self._console = names, formatters, console
         self._waiting: list[list[ChatEvent | None]] = [[] for _ in names]
         self._current = -1
         self._next()
@@ -130,7 +130,7 @@ class OneAfterTheOther:
             self.show(self._current, event)
 
     def _print(self, event: ChatEvent | None) -> None:
-        for text, style in self._words[self._current].of(event):
+        for text, style in self._formatters[self._current].of(event):
             if self._console.is_terminal:
                 self._console.print(Text(safe_text(text), style=style), end="", soft_wrap=True)
             else:
@@ -141,8 +141,8 @@ class OneAfterTheOther:
 class Columns:
     """Both at once, side by side."""
 
-    def __init__(self, names: Sequence[str], words: Sequence[EventWords], console: Console) -> None:
-        self._names, self._words = names, words
+    def __init__(self, names: Sequence[str], formatters: Sequence[EventFormatter], console: Console) -> None:
+        self._names, self._formatters = names, formatters
         self._texts = [Text() for _ in names]
         self._live = Live(console=console, get_renderable=self._table, refresh_per_second=12)
         self._live.start()
@@ -151,7 +151,7 @@ class Columns:
         self._live.stop()
 
     def show(self, index: int, event: ChatEvent | None) -> None:
-        for text, style in self._words[index].of(event):
+        for text, style in self._formatters[index].of(event):
             self._texts[index].append(safe_text(text), style=style or None)
 
     def _table(self) -> Table:

@@ -218,8 +218,8 @@ def _check(out: Path, form: ExportForm, adapter: Path, base: Path) -> ExportChec
 
 
 def _check_text(found: ExportCheck) -> str:
-    words = f"{found.mean_difference:.1e} nats in the mean, {found.largest_difference:.1e} at most"
-    text = f"log-probabilities in transformers differ by {words}; the adapter changes them by {found.change:.2f}"
+    difference = f"{found.mean_difference:.1e} nats in the mean, {found.largest_difference:.1e} at most"
+    text = f"log-probabilities in transformers differ by {difference}; the adapter changes them by {found.change:.2f}"
     return "\n".join([text, *found.warnings])
 
 

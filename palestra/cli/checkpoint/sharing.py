@@ -108,7 +108,7 @@ def import_(source: str, model: str | None, name: str | None, server: str, key: 
         from palestra.checkpoints.importing import import_adapter
 
         made = import_adapter(source, server, key, model=model, name=name)
-    words = f"{source} is a checkpoint of {made.base_model}, rank {made.rank}\n"
-    words += f"to train on: palestra train CONFIG --server {server} model.start_from={made.weights}\n"
-    words += f"to sample from: {made.sampler_weights}"
-    print_result(as_json, to_builtins(made), words)
+    text = f"{source} is a checkpoint of {made.base_model}, rank {made.rank}\n"
+    text += f"to train on: palestra train CONFIG --server {server} model.start_from={made.weights}\n"
+    text += f"to sample from: {made.sampler_weights}"
+    print_result(as_json, to_builtins(made), text)

@@ -145,10 +145,10 @@ def call_lines(call: CallSpan, *, full: bool) -> list[str]:
     weights = "" if call.version is None else f", weights {call.version}"
     agent = f", agent {call.agent}" if call.agent else ""
     counts = f"{call.prompt_tokens} tokens read, {call.sampled_tokens} sampled"
-    said = [message for message in (*call.messages, *call.answers) if message.get("content")]
+    with_text = [message for message in (*call.messages, *call.answers) if message.get("content")]
     return [
         f"model call, {duration(call.seconds)}, {counts}{weights}{agent}",
-        *(f"{message.get('role')}: {shown(str(message['content']), full=full)}" for message in said),
+        *(f"{message.get('role')}: {shown(str(message['content']), full=full)}" for message in with_text),
     ]
 
 

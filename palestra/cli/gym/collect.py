@@ -271,13 +271,13 @@ def progress_shown(what: str) -> Iterator[Any]:
 class _Tenths:
     def __init__(self, what: str) -> None:
         self._what = what
-        self._said = -1
+        self._shown_tenth = -1
 
     def __call__(self, standing: Any) -> None:
         finished = standing.done + standing.failed
         tenth = 10 * finished // standing.total if standing.total else 10
-        if tenth > self._said:
-            self._said = tenth
+        if tenth > self._shown_tenth:
+            self._shown_tenth = tenth
             click.echo(f"{self._what}: {finished}/{standing.total}  {_figures(standing)}", err=True)
 
 

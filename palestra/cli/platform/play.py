@@ -64,9 +64,9 @@ class HumanPlay:
         self.calls: list[JsonObject] = []
         self.verdict: JsonObject | None = None
 
-    def play(self, said: Iterator[str]) -> None:
+    def play(self, lines: Iterator[str]) -> None:
         self._show_task()
-        for line in said:
+        for line in lines:
             if line.strip() and self._is_over(line.strip()):
                 return
         self._judge(None)
@@ -154,21 +154,21 @@ def arguments_of(tool: PlatformTool, text: str) -> object:
 
 def split(text: str) -> list[str]:
     """Splits a line into words as a shell does, but keeps text in brackets unchanged: to=["a b", "c"]."""
-    words: list[str] = []
+    texts: list[str] = []
     rest = text.strip()
     while rest:
         name, equals, value = rest.partition("=")
         if equals and name.isidentifier() and value[:1] == "[":
             length = list_length(value)
-            words.append(f"{name}={value[:length]}")
+            texts.append(f"{name}={value[:length]}")
             rest = value[length:].strip()
         else:
             source = io.StringIO(rest)
             lexer = shlex.shlex(source, posix=True)
             lexer.whitespace_split, lexer.commenters = True, ""
-            words.append(lexer.get_token() or "")
+            texts.append(lexer.get_token() or "")
             rest = source.read().strip()
-    return words
+    return texts
 
 
 def list_length(text: str) -> int:

@@ -94,11 +94,11 @@ def replay(
         return
     for one in found:
         if one.first is None:
-            words = f"the same ({one.compared} compared)" if one.compared else "nothing to compare"
+            text = f"the same ({one.compared} compared)" if one.compared else "nothing to compare"
         else:
             at = f"step {one.first.step}, {one.first.where}"
-            words = f"first differ at {at}: {_short(one.first.original)} was {_short(one.first.replay)} in the replay"
-        click.echo(f"{one.what}: {words}")
+            text = f"first differ at {at}: {_short(one.first.original)} was {_short(one.first.replay)} in the replay"
+        click.echo(f"{one.what}: {text}")
 
 
 def run_fork(

@@ -33,12 +33,12 @@ def stop(which: str, wait: bool, root: Path, as_json: bool) -> None:
             time.sleep(LOOK_EVERY_S)
         status = found.status()
     if status is RunStatus.RUNNING:
-        words = f"{found.name} ends after its step; to wait for it: --until-ended"
+        text = f"{found.name} ends after its step; to wait for it: --until-ended"
     elif is_stopping:
-        words = f"{found.name} has ended ({status}); to go on: {resume_command(found)}"
+        text = f"{found.name} has ended ({status}); to go on: {resume_command(found)}"
     else:
-        words = f"{found.name} does not run ({status}); there is nothing to stop"
-    print_result(as_json, {"name": found.name, "status": status, "stopping": status is RunStatus.RUNNING}, words)
+        text = f"{found.name} does not run ({status}); there is nothing to stop"
+    print_result(as_json, {"name": found.name, "status": status, "stopping": status is RunStatus.RUNNING}, text)
 
 
 @click.command()
@@ -59,10 +59,10 @@ def delete(which: str, yes: bool, root: Path, as_json: bool) -> None:
         if not yes:
             click.confirm(f"delete {found.path} with everything in it?", abort=True, err=True)
         delete_run(found)
-    words = f"{found.path} is deleted"
+    text = f"{found.path} is deleted"
     if server:
-        words += f"; its checkpoints at {server} stay there: palestra checkpoint list --server {server}"
-    print_result(as_json, {"name": found.name, "path": str(found.path)}, words)
+        text += f"; its checkpoints at {server} stay there: palestra checkpoint list --server {server}"
+    print_result(as_json, {"name": found.name, "path": str(found.path)}, text)
 
 
 @click.command()

@@ -108,8 +108,8 @@ def show(
         print_messages(console, found.record)
         if judgement := found.record.get("judgement"):
             score = "no verdict" if judgement["score"] is None else number_text(judgement["score"])
-            said = safe_text(judgement["error"] or judgement["answer"])
-            console.print(f"judge {judgement['judge']}: {score}\n{said}", style="dim")
+            detail = safe_text(judgement["error"] or judgement["answer"])
+            console.print(f"judge {judgement['judge']}: {score}\n{detail}", style="dim")
         if verdict := found.record.get("verdict"):
             console.print(f"verifier: {safe_text(json.dumps(verdict, ensure_ascii=False, indent=2))}", style="dim")
 
@@ -168,7 +168,7 @@ def content_text(message: JsonObject) -> str:
 
 
 def last_message(record: JsonObject) -> str:
-    said = [message for message in record.get("messages") or [] if message.get("role") == "assistant"]
-    text = " ".join(content_text(said[-1]).split()) if said else record.get("error") or ""
+    answers = [message for message in record.get("messages") or [] if message.get("role") == "assistant"]
+    text = " ".join(content_text(answers[-1]).split()) if answers else record.get("error") or ""
     text = safe_text(text, keep="")
     return text if len(text) <= SNIPPET else f"…{text[1 - SNIPPET :]}"

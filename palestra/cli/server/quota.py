@@ -57,8 +57,8 @@ def set_(owner: str, limits: tuple[str, ...], as_json: bool, **where: Any) -> No
         with one_line_errors(ValueError):
             stored = store.write_now(lambda conn: set_quota(conn, owner, parsed))
     shown = quota_json(stored)
-    words = ", ".join(f"{name} {shown[name]:,}" for name in LIMITS if shown[name] is not None)
-    print_result(as_json, shown, f"{_name(owner)}: {words or 'no limits'}")
+    limits_text = ", ".join(f"{name} {shown[name]:,}" for name in LIMITS if shown[name] is not None)
+    print_result(as_json, shown, f"{_name(owner)}: {limits_text or 'no limits'}")
 
 
 @quota.command("list")

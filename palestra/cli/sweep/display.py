@@ -31,8 +31,8 @@ class SweepLines:
         return MemberLines(self, member, self._plan.metric)
 
     def ended(self, member: PlannedMember, status: RunStatus, error: Exception | None) -> None:
-        said = f"{status}: {type(error).__name__}: {error}" if error is not None else status
-        self.note(f"{self.name(member.name)}: {said}")
+        text = f"{status}: {type(error).__name__}: {error}" if error is not None else status
+        self.note(f"{self.name(member.name)}: {text}")
 
     def decided(self, decision: Decision) -> None:
         self.note(f"{self.name(decision.member)}: {decision.kind}, {decision.reason}")

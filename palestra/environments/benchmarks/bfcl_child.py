@@ -105,11 +105,11 @@ def _tasks(category: str) -> list[dict[str, object]]:
     ]
 
 
-def _checked(task: dict[str, Any], said: str) -> dict[str, object]:
+def _checked(task: dict[str, Any], answer: str) -> dict[str, object]:
     tools, category = _tools(), task["category"]
     kind = next((one for one in ("java", "javascript") if category.endswith(f"_{one}")), "python")
     try:
-        calls = tools.handler.default_decode_ast_prompting(said, tools.enums.ReturnFormat(kind), False)
+        calls = tools.handler.default_decode_ast_prompting(answer, tools.enums.ReturnFormat(kind), False)
     except Exception as error:  # boundary: an answer that is no call, which is right where none is wanted
         why = f"Invalid syntax. Failed to decode AST. {error}"
         return {"valid": category.endswith("irrelevance"), "error": why[:500]}

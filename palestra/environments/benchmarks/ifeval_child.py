@@ -41,9 +41,9 @@ def main() -> None:
         print(json.dumps(_checked(utils, question["row"], question["said"])), file=out, flush=True)
 
 
-def _checked(utils: object, row: dict[str, object], said: str) -> dict[str, object]:
+def _checked(utils: object, row: dict[str, object], answer: str) -> dict[str, object]:
     try:
-        return utils.process_results(row, [said])  # pyright: ignore[reportAttributeAccessIssue]
+        return utils.process_results(row, [answer])  # pyright: ignore[reportAttributeAccessIssue]
     except Exception as error:  # boundary: a check that raises says nothing about the answer
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 

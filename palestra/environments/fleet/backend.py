@@ -30,7 +30,7 @@ class ToolAnswer(msgspec.Struct, frozen=True):
     error: str = ""
     """The error that the tool reported."""
     progress: float | None = None
-    """Of a task with sub-goals: the share that is met after this call, if the settings ask for it."""
+    """The share of the task's sub-goals that is met after this call, if the settings ask for it."""
 
 
 class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[JsonObject] = []
     """Rows that the episode has changed, before and after; the first of very many."""
     user: JsonObject = {}
-    """Of a task with a user: the facts that only the user knew, and what both said."""
+    """The facts that only the user of the task knew, and what both said."""
 
     @classmethod
     def of(cls, done: VerifierExecution) -> FleetGrade:

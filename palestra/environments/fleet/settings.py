@@ -40,11 +40,11 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     prompt_style: PromptStyle = PromptStyle.FULL
     enable_context_tools: bool = False
     partial_reward: bool = False
-    """A score of 0 becomes the share of passed checks; never 1. Of a long task: the share of its sub-goals that are
-    met, less one for each change that the task does not ask for."""
+    """A score of 0 becomes the share of passed checks; never 1. The score of a long task is the share of its sub-goals
+    that are met, less one for each change that the task does not ask for."""
     turn_rewards: bool = False
-    """Of a long task: each turn gets the share of sub-goals that it has met or undone, and the last one what is missing
-    to the reward of the whole."""
+    """Gives each turn of a long task the share of sub-goals that it has met or undone, and the last turn what is
+    missing to the reward of the whole."""
     user: JsonObject = {}
     """The model that plays the users of tasks that have one: `base_url`, `model`, and `api`, `key_env`, `temperature`,
     `timeout_s`. Empty: they are scripted."""

@@ -84,8 +84,8 @@ class FleetHarness(vf.Harness[vf.HarnessConfig]):
         self, ctx: Any, trace: Any, runtime: Any, endpoint: str, secret: str, mcp_urls: Any, data: Any
     ) -> vf.ProgramResult:
         system, prompt = self.resolve_prompt(data)
-        said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
-        messages = [*([{"role": "system", "content": system}] if system else []), *said]
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else map(message_to_wire, prompt or [])
+        messages = [*([{"role": "system", "content": system}] if system else []), *turns]
         # Their server is in between, and waits for the model as long as the run's own limits say.
         async with httpx.AsyncClient(timeout=None, trust_env=False) as http:
             answer = await http.post(

@@ -24,12 +24,12 @@ def main() -> None:
         print(json.dumps(_compared(**question)), file=out, flush=True)
 
 
-def _compared(expected: str, said: str, latex_first: bool = False) -> dict[str, object]:
+def _compared(expected: str, answer: str, latex_first: bool = False) -> dict[str, object]:
     """`latex_first` is math-verify's own order of what is looked for; the other one suits short answers."""
     kinds = [LatexExtractionConfig(), ExprExtractionConfig()]
     try:
         gold = parse(f"\\boxed{{{expected}}}", [LatexExtractionConfig()], parsing_timeout=0)
-        found = parse(said, kinds if latex_first else kinds[::-1], parsing_timeout=0)
+        found = parse(answer, kinds if latex_first else kinds[::-1], parsing_timeout=0)
         is_right = bool(gold) and verify(gold, found, timeout_seconds=None)
         return {"is_right": is_right, "extracted": str(found[0]) if found else None}
     except Exception as error:  # boundary: an answer that cannot be parsed is wrong

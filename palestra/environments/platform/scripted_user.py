@@ -140,11 +140,11 @@ def talk_tool(words: Mapping[str, FactWords], identity: Sequence[str]) -> Platfo
         """Say something to the user, and read the answer."""
         check_text("message", message, MAX_MESSAGE)
         script = _script(context)
-        said = context.rows("SELECT * FROM _talk ORDER BY id")
-        if any(LEFT in row["told"].split(",") for row in said):
+        talk = context.rows("SELECT * FROM _talk ORDER BY id")
+        if any(LEFT in row["told"].split(",") for row in talk):
             raise ToolError("user_left", "the user has left", "finish the case without the user")
-        rng = random.Random(f"{context.variables[CALLER]}/{script.name}/{len(said)}")
-        reply = reply_to(message, script, words, said, rng)
+        rng = random.Random(f"{context.variables[CALLER]}/{script.name}/{len(talk)}")
+        reply = reply_to(message, script, words, talk, rng)
         context.insert("_talk", who="agent", text=message, told="")
         context.insert("_talk", who="user", text=reply.text, told=",".join(reply.told), cents=reply.cents)
         if reply.heard is not None:
@@ -160,16 +160,16 @@ def _script(context: ToolContext) -> UserScript:
     number = context.variables.get(CALLER, "").partition("/")[0]
     found = context.rows("SELECT script FROM _scripts WHERE number = ?", number)
     if not found:
-        raise ToolError("no_user", "there is nobody on the line in this world", "open a task of this app")
+        raise ToolError("no_user", "this world has no user to talk to", "open a task of this app")
     return script_of(found)
 
 
 def reply_to(
-    message: str, script: UserScript, words: Mapping[str, FactWords], said: Sequence[Row], rng: random.Random
+    message: str, script: UserScript, words: Mapping[str, FactWords], talk: Sequence[Row], rng: random.Random
 ) -> UserReply:
     """Returns what the user says to the agent's message."""
     message = message.replace("\u2019", "'")
-    if sum(row["who"] == "agent" for row in said) >= script.patience:
+    if sum(row["who"] == "agent" for row in talk) >= script.patience:
         return UserReply(rng.choice(LEAVE_WORDS), (LEFT,))
     sentences = SENTENCE.split(message)
     proposals = [one for one in sentences if "?" in one and CONFIRM.search(one)]
@@ -178,7 +178,7 @@ def reply_to(
         return _decided(script, amounts, rng)
     rules = set(RULE.findall(message))
     if rules and REFUSAL.search(message):
-        was_refused = any("refused" in row["told"].split(",") for row in said)
+        was_refused = any("refused" in row["told"].split(",") for row in talk)
         told = ("refused", LEFT) if was_refused else ("refused",)
         value = f"R{rules.pop()}" if len(rules) == 1 else "several"
         return UserReply(rng.choice(GOODBYE_WORDS if was_refused else PUSH_WORDS), told, ("rule", value))
@@ -220,8 +220,8 @@ def check_allowed(context: ToolContext, needed: Sequence[str], cents: int | None
     _check_asked(context, needed)
     if cents is None:
         return
-    said = context.rows("SELECT id, told, cents FROM _talk ORDER BY id")
-    agreed = next((row for row in reversed(said) if YES in row["told"].split(",")), None)
+    talk = context.rows("SELECT id, told, cents FROM _talk ORDER BY id")
+    agreed = next((row for row in reversed(talk) if YES in row["told"].split(",")), None)
     if agreed is None:
         context.insert("violations", rule="changed without a yes")
         return
@@ -247,13 +247,13 @@ def hidden_facts(connection: sqlite3.Connection, variables: Mapping[str, str]) -
     if found is None:
         return {}
     script = msgspec.json.decode(found[0], type=UserScript)
-    said = connection.execute("SELECT who, text, told FROM _talk ORDER BY id").fetchall()
-    told = sorted({name for _, _, names in said for name in names.split(",") if name in script.facts})
+    talk = connection.execute("SELECT who, text, told FROM _talk ORDER BY id").fetchall()
+    told = sorted({name for _, _, names in talk for name in names.split(",") if name in script.facts})
     return {
         "user": script.name,
         "facts": script.facts,
         "patience": script.patience,
         "accepts": {"least_cents": script.least_cents, "most_cents": script.most_cents},
         "told": told,
-        "talk": [{"who": who, "text": text} for who, text, _ in said],
+        "talk": [{"who": who, "text": text} for who, text, _ in talk],
     }

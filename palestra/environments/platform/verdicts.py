@@ -27,7 +27,7 @@ class TaskVerdict(msgspec.Struct, frozen=True, kw_only=True):
     apps: dict[str, bool] = {}
     """The apps of a world with expected or actual changes, and whether these are right."""
     progress: float | None = None
-    """Of a task with sub-goals: the share that is met, less one sub-goal for each change that the task does not ask
+    """The share of the task's sub-goals that is met, less one sub-goal for each change that the task does not ask
     for."""
     failed: list[str] = []
     """Why it failed, in words. Never shown to the model."""

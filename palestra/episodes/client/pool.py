@@ -203,8 +203,8 @@ class PlayerPool:
             return False
         if since is None:
             self._run_missing_since = now
-            said = "%s: run %r does not exist yet; waiting up to %.0f s for it"
-            log.warning(said, self._client.url, chosen.run, chosen.run_wait_s)
+            text = "%s: run %r does not exist yet; waiting up to %.0f s for it"
+            log.warning(text, self._client.url, chosen.run, chosen.run_wait_s)
         self._next_claim_at = now + LOOK_EVERY_S
         return True
 

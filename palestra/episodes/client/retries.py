@@ -162,14 +162,14 @@ class RetryingCalls:
             raise EpisodeApiError(status, hint, f"{call.method} {call.path}") from error
 
     def _refusal(self, got: httpx.Response, call: ApiCall[Any]) -> EpisodeApiError:
-        status, words, what = got.status_code, _response_text(got), f"{call.method} {call.path}"
+        status, message, what = got.status_code, _response_text(got), f"{call.method} {call.path}"
         if status < 400:
-            words = f"{self.url} redirects to {got.headers.get('location', 'elsewhere')}; use that URL"
-        elif status in (404, 405) and words in ("Not Found", "Method Not Allowed", got.reason_phrase):
-            words = f"{self.url} has no such route; is it a Palestra server, and not older than this client?"
+            message = f"{self.url} redirects to {got.headers.get('location', 'elsewhere')}; use that URL"
+        elif status in (404, 405) and message in ("Not Found", "Method Not Allowed", got.reason_phrase):
+            message = f"{self.url} has no such route; is it a Palestra server, and not older than this client?"
         elif status == 404:
-            return NotThere(status, words, what)
-        return EpisodeApiError(status, words, what)
+            return NotThere(status, message, what)
+        return EpisodeApiError(status, message, what)
 
 
 class RetryBudget:
@@ -201,7 +201,7 @@ def _response_text(got: httpx.Response) -> str:
         body = None
     if isinstance(body, dict):
         error = body.get("error")
-        said = body.get("detail") or (error.get("message") if isinstance(error, dict) else error)
-        if said:
-            return said if isinstance(said, str) else msgspec.json.encode(said).decode()
+        detail = body.get("detail") or (error.get("message") if isinstance(error, dict) else error)
+        if detail:
+            return detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
     return got.reason_phrase or "no reason given"

@@ -64,7 +64,7 @@ class VLLMModel(ModelServer):
                 return await self._complete_text(call, body)
             answer = await self.upstream.post(call.session_id, CHAT, body)
         except PeerFailed as error:
-            if error.status == 400 and any(words in error.body for words in TOO_LONG):
+            if error.status == 400 and any(text in error.body for text in TOO_LONG):
                 return self._empty("length")
             raise
         completion = whole_completion(answer, self.upstream)

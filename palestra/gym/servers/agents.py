@@ -185,9 +185,9 @@ def rollout_id_of(row: JsonMapping) -> str | None:
     attempt = row.get(ATTEMPT_INDEX)
     name = f"{base}-a{attempt}" if attempt else base
     if not ROLLOUT_NAME.fullmatch(name):
-        words = f"{ROLLOUT_ID} has letters, digits, . _ - and begins with a letter or digit"
+        message = f"{ROLLOUT_ID} has letters, digits, . _ - and begins with a letter or digit"
         where = ["body", ROLLOUT_ID]
-        raise BadCall(422, [{"type": "string_pattern_mismatch", "loc": where, "msg": words, "input": name}])
+        raise BadCall(422, [{"type": "string_pattern_mismatch", "loc": where, "msg": message, "input": name}])
     return name
 
 

@@ -92,10 +92,10 @@ def aggregated(
         raise BadCall(422, [_problem("missing", [], "Field required", rollouts)])
     for number, one in enumerate(rollouts):
         if not isinstance(one, dict) or any(type(one.get(index, 0)) is not int for index in INDICES):
-            words = f"Input should be a rollout: an object whose {' and '.join(INDICES)} are whole numbers"
-            raise BadCall(422, [_problem("dict_type", [number], words, one)])
+            message = f"Input should be a rollout: an object whose {' and '.join(INDICES)} are whole numbers"
+            raise BadCall(422, [_problem("dict_type", [number], message, one)])
     return GymResponse(body=aggregate(rollouts, compute, pick))
 
 
-def _problem(kind: str, where: list[int], words: str, given: object) -> JsonObject:
-    return {"type": kind, "loc": ["body", FIELD, *where], "msg": words, "input": given}
+def _problem(kind: str, where: list[int], message: str, given: object) -> JsonObject:
+    return {"type": kind, "loc": ["body", FIELD, *where], "msg": message, "input": given}

@@ -42,8 +42,8 @@ class HandlerField(Struct, frozen=True):
         try:
             return msgspec.convert(given, self.type, strict=False)
         except msgspec.ValidationError as error:
-            words = str(error).replace("`$", f"`{self.name}")
-            problems.append(_problem("type_error", [self.name], words, given))
+            message = str(error).replace("`$", f"`{self.name}")
+            problems.append(_problem("type_error", [self.name], message, given))
             return None
 
 
@@ -113,8 +113,8 @@ def _hints(function: Callable[..., Any]) -> JsonObject:
         ) from None
 
 
-def _problem(kind: str, where: list[str], words: str, given: object) -> JsonObject:
-    return {"type": kind, "loc": ["body", *where], "msg": words, "input": given}
+def _problem(kind: str, where: list[str], message: str, given: object) -> JsonObject:
+    return {"type": kind, "loc": ["body", *where], "msg": message, "input": given}
 
 
 def _schema(fields: list[HandlerField]) -> JsonObject:

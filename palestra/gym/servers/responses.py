@@ -39,13 +39,13 @@ def checked_params(params: object, where: list[str]) -> JsonObject:
 
 
 def _problem(kind: str, where: list[str], given: object) -> JsonObject:
-    words = {
+    fields = {
         "missing": "Field required",
         "dict_type": "Input should be an object",
         "extra_forbidden": "Extra inputs are not permitted",
         "literal_error": "Input should be False: a rollout does not stream",
     }
-    return {"type": kind, "loc": ["body", *where], "msg": words[kind], "input": given}
+    return {"type": kind, "loc": ["body", *where], "msg": fields[kind], "input": given}
 
 
 def filled_row(row: JsonObject) -> JsonObject:
@@ -98,8 +98,8 @@ def check_given(response: object) -> None:
                 if not isinstance(parts, str) and any(p.type == "output_text" and p.text is None for p in parts or ()):
                     raise msgspec.ValidationError("an `output_text` has no `text`")
     except msgspec.ValidationError as error:
-        words = f"Input should be a Responses object: {error}"
-        problem = {"type": "type_error", "loc": ["body", "response"], "msg": words, "input": response}
+        fields = f"Input should be a Responses object: {error}"
+        problem = {"type": "type_error", "loc": ["body", "response"], "msg": fields, "input": response}
         raise BadCall(422, [problem]) from None
 
 

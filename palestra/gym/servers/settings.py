@@ -69,8 +69,8 @@ def settings_of(instance: ServerInstance, kind: type[S]) -> S:
     try:
         return msgspec.convert(instance.settings, kind, strict=False)
     except msgspec.ValidationError as error:
-        words = str(error).replace("`$.", "`").replace("Object missing required field", "there is no")
-        raise GymConfigError(f"{instance.where}: {words}") from None
+        message = str(error).replace("`$.", "`").replace("Object missing required field", "there is no")
+        raise GymConfigError(f"{instance.where}: {message}") from None
 
 
 def check_known(instance: ServerInstance, kind: type[Struct]) -> None:

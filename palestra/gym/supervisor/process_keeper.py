@@ -96,10 +96,10 @@ class ProcessKeeper:
 
     def _given_up(self, ended: ProcessEnded, failures: int) -> ServerStartError:
         self._change(ProcessState.FAILED)
-        words = self.child.last_output if self.child is not None else ""
+        output = self.child.last_output if self.child is not None else ""
         tries = "" if ended.is_final else f" ({failures} times in a row)"
         kind = WrongServerSettings if ended.code == BAD_SETTINGS else ServerStartError
-        return kind(f"{self.name}: {ended.reason}{tries}; its last output:\n{words or '(none)'}")
+        return kind(f"{self.name}: {ended.reason}{tries}; its last output:\n{output or '(none)'}")
 
     async def _live(self) -> ProcessEnded:
         """Runs one child, from its start to its end or to the moment it counts as hung."""

@@ -51,7 +51,7 @@ class TowerSpec:
     min_pixels: int
     max_pixels: int
     mean: tuple[float, float, float]
-    """Of the channels, between 0 and 1, as is `std`."""
+    """The mean of each channel, between 0 and 1, as is `std`."""
     std: tuple[float, float, float]
 
     @property

@@ -43,7 +43,7 @@ class TileArrays:
     scales: NDArray[np.float32]
     offsets: NDArray[np.int64]
     owners: NDArray[np.int32]
-    """Of each row, up to the last that has an adapter."""
+    """The adapter of each row, up to the last row that has one."""
     adapters: list[Adapter]
     """One for each tile."""
     layouts: list[Layout]

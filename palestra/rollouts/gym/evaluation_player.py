@@ -48,10 +48,10 @@ def _fill(rollout: Rollout, result: JsonMapping) -> None:
         SAMPLED_TOKENS: float(usage.get("output_tokens") or 0),
     }
     rollout.verdict = verdict_of(verdict_fields(result))
-    said = _messages(response.get("output"))
-    rollout.messages += said
+    answered = _messages(response.get("output"))
+    rollout.messages += answered
     is_cut = response.get("status") == "incomplete"
-    texts = [str(one.get("content") or "") for one in said if one["role"] == "assistant"]
+    texts = [str(one.get("content") or "") for one in answered if one["role"] == "assistant"]
     rollout.turns = [
         Turn(observation=[], tokens=[], logprobs=[], stop=StopReason.STOP, version=0, text=text) for text in texts
     ]

@@ -42,8 +42,8 @@ def place_pictures(rollout: Rollout, given: object, output: Sequence[Any], token
     tokens = [*rollout.prompt, *(token for turn in rollout.turns for token in [*turn.observation, *turn.tokens])]
     rollout.pictures = seen.placed(tokenizer.pictures, tokens)
     rollout.picture_files = {file.digest: file for file in seen.files}
-    told = turn_messages(rollout, tokenizer)
-    rollout.messages[-len(told) :] = told
+    messages = turn_messages(rollout, tokenizer)
+    rollout.messages[-len(messages) :] = messages
     if shown and rollout.messages:
         first = rollout.messages[0]
         named = [url_part(f"picture:{file.digest}") for file in seen.files[: len(shown)]]
@@ -56,5 +56,5 @@ def _parts(items: Sequence[Any]) -> list[JsonObject]:
 
 
 def _content(item: JsonMapping) -> object:
-    """Of a message, or of a tool's result."""
+    """The content of a message, or of a tool's result."""
     return item["content"] if "content" in item else item.get("output")

@@ -69,8 +69,8 @@ class GymPlayer(Struct, frozen=True):
         response = result.get("response")
         model = response.get("model") if isinstance(response, Mapping) else None
         if isinstance(model, str) and model not in (sampler.model, self.policy.alias):
-            said = f"policy_model_name={self.policy.alias} policy_base_url={self.policy.api}"
-            alias_text = said if self.policy.alias else "an alias of this run's (alias=NAME in its config)"
+            settings_text = f"policy_model_name={self.policy.alias} policy_base_url={self.policy.api}"
+            alias_text = settings_text if self.policy.alias else "an alias of this run's (alias=NAME in its config)"
             reason = f"model {model!r} has answered instead of this run's weights; start the gym with {alias_text}"
             raise RowFailed(RowFailure.of(FailureClass.BAD_ANSWER, reason))
 

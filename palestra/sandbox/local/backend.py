@@ -107,7 +107,7 @@ class LocalSandbox(CommandSandbox):
             "proxy_port": spec.endpoint_proxy.port if spec.endpoint_proxy else 0,
         }
         inside, self._input = os.pipe()
-        words, errors = os.pipe()
+        output, errors = os.pipe()
         nowhere = os.open(os.devnull, os.O_WRONLY)
         try:
             try:
@@ -121,10 +121,10 @@ class LocalSandbox(CommandSandbox):
                         return await _descriptors(control)
                 except (EOFError, ConnectionError, TimeoutError) as error:
                     own = str(error) if isinstance(error, EOFError) else ""
-                    reason = own or await _last_output(self._bwrap, words) or "its helper took too long, or was killed"
+                    reason = own or await _last_output(self._bwrap, output) or "its helper took too long, or was killed"
                     raise SandboxUnavailable(f"the sandbox did not start: {reason}") from None
         finally:
-            os.close(words)
+            os.close(output)
 
     async def _begin(self, command: Command, streams: tuple[int, int, int]) -> HelperProcess:
         reason, watched = self._why_ended(), self._watched

@@ -122,9 +122,9 @@ def _trial() -> None:
     except OSError as error:
         raise SandboxUnavailable(f"root cannot become an unprivileged user here: {error}") from error
     if tried.returncode:
-        words = tried.stderr.strip().splitlines()
+        errors = tried.stderr.strip().splitlines()
         raise SandboxUnavailable(
-            f"bubblewrap cannot make user namespaces here: {words[-1] if words else tried.returncode}"
+            f"bubblewrap cannot make user namespaces here: {errors[-1] if errors else tried.returncode}"
         )
 
 

@@ -224,8 +224,8 @@ class AgentJetTrainer:
                 return
             record, detail = self._records.of(owner), "it finished its last step"
             if code != 0:
-                words = await asyncio.to_thread(process.last_output)
-                detail = f"its training process ended with code {code}: {words} (its log: {self._named(process)})"
+                output = await asyncio.to_thread(process.last_output)
+                detail = f"its training process ended with code {code}: {output} (its log: {self._named(process)})"
             log.warning("engine ended", owner=owner, run=record.run, code=code, detail=detail)
             self._fed.forget(owner, record.run)
             try:

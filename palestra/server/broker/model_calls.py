@@ -35,8 +35,8 @@ class EpisodeCalls:
             async with self._calling(attempt) as call:
                 yield call
         except BaseException as error:
-            words = str(error) or type(error).__name__
-            self._broker.observer.call_failed(attempt, traceparent, began_at, self._broker.clock.now(), words)
+            message = str(error) or type(error).__name__
+            self._broker.observer.call_failed(attempt, traceparent, began_at, self._broker.clock.now(), message)
             raise
 
     @asynccontextmanager

@@ -30,9 +30,9 @@ def wire_error_of(error: ValidationError) -> WireError:
     """Returns the first error of a validation: where, what, and what was found."""
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(str(part) for part in first["loc"])[:MAX_SHOWN]
-    said = first["msg"].removeprefix("Value error, ")
+    message = first["msg"].removeprefix("Value error, ")
     found = f", found {_shown_input(first['input'])}" if first["type"] not in _INPUT_IS_NOISE else ""
-    return WireError(f"{where if where.isprintable() else repr(where)}: {said}{found}" if where else said + found)
+    return WireError(f"{where if where.isprintable() else repr(where)}: {message}{found}" if where else message + found)
 
 
 _INPUT_IS_NOISE = ("missing", "json_invalid", "value_error")

@@ -73,8 +73,8 @@ async def episode_page(request: Request, episodes: EpisodesNow, caller: TrainerN
     """Shows an episode from its timeline, in which secrets are masked."""
     timeline = msgspec.json.decode(await episodes.timelines.of(caller.owner, episode_id), type=EpisodeTimeline)
     calls = timeline.attempts[-1].calls if timeline.attempts else []
-    said = [message for call in calls for message in (*call.messages, *call.answers)]
-    messages = show_messages(said or timeline.task.prompt)
+    of_calls = [message for call in calls for message in (*call.messages, *call.answers)]
+    messages = show_messages(of_calls or timeline.task.prompt)
     return render(request, "episode.html", one=timeline.episode, timeline=timeline, shown={"messages": messages})
 
 

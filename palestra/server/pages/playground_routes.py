@@ -26,7 +26,7 @@ from palestra.view.api import json_response
 from palestra.view.rendering import render
 from palestra.view.rollouts.messages import content_text, show_messages
 from palestra.view.rollouts.rollout_detail import read_rollout
-from palestra.view.rollouts.rollout_records import said_in
+from palestra.view.rollouts.rollout_records import messages_in
 
 MAX_CHECKPOINTS = 200
 MAX_TRACES = 100
@@ -97,7 +97,7 @@ async def playground_page(
     if run:
         await request.app.state.authenticator.admit(request, rights=(Rights.ADMIN,))
         record = (await asyncio.to_thread(read_rollout, request.app.state.catalogue, run, part, step, id)).record
-        opening = opening_of(said_in(record))
+        opening = opening_of(messages_in(record))
     known = {one.id for one in models}
     chosen = [
         PlaygroundModel(name, "named", "") for name in dict.fromkeys((model, beside)) if name and name not in known

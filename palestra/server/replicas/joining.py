@@ -52,19 +52,19 @@ def join(
                 f"{server.rstrip('/')}/engine/replicas", json=body, headers={"X-API-Key": key or ""}, timeout=ANSWER_S
             )
         except httpx.TransportError as e:
-            said = str(e)
+            reason = str(e)
         else:
             if got.is_success:
                 return msgspec.json.decode(got.content, type=ReplicaAdmission)
-            said = _detail(got)
+            reason = _detail(got)
             if got.status_code not in (502, 503):
                 refusal = WrongReplica if got.status_code in (400, 404) else JoinRefused
-                raise refusal(f"{server} refuses this replica: {said}")
+                raise refusal(f"{server} refuses this replica: {reason}")
         if time.monotonic() > until:
-            raise ConnectionError(f"{server} does not answer ({said})")
+            raise ConnectionError(f"{server} does not answer ({reason})")
         if not is_told:
             is_told = True
-            tell(f"waiting for {server} ({said})")
+            tell(f"waiting for {server} ({reason})")
         time.sleep(ASK_AGAIN_S)
 
 

@@ -36,9 +36,9 @@ class ModelInputChunk(WireModel):
     type: Text = "encoded_text"
     tokens: Tokens | None = None
     data: str | None = None
-    """Of an image: its file in base64."""
+    """The file of an image in base64."""
     location: str | None = None
-    """Of an image_asset_pointer: a data: URL."""
+    """The data: URL of an image_asset_pointer."""
     expected_tokens: Annotated[int, Field(ge=0, le=INT32)] | None = None
     """How many positions the client thinks that an image takes; another number is refused."""
 

@@ -43,7 +43,7 @@ class VllmProcess:
         self.api_key = secrets.token_hex(16)
         """Keeps others on this machine from using its port."""
         self.url = ""
-        self._said_before = 0
+        self._log_bytes_before = 0
         """Bytes of the log that earlier processes wrote."""
         self._process: asyncio.subprocess.Process | None = None
 
@@ -54,7 +54,7 @@ class VllmProcess:
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with open_log(self.log_file) as out:
-            self._said_before = out.seek(0, os.SEEK_END)
+            self._log_bytes_before = out.seek(0, os.SEEK_END)
             self._process = await processes.spawn(
                 *(str(self._model.vllm.python), LAUNCHER, str(os.getpid()), *self._arguments(card, port)),
                 stdout=out,
@@ -104,8 +104,8 @@ class VllmProcess:
     @property
     def last_output(self) -> str:
         """Returns why a process has ended."""
-        said = self.log_file.stat().st_size - self._said_before
-        lines = last_lines(self.log_file, min(said, ERROR_BYTES))
+        written = self.log_file.stat().st_size - self._log_bytes_before
+        lines = last_lines(self.log_file, min(written, ERROR_BYTES))
         causes = [found[1] for line in lines if (found := CAUSE.search(line))]
         return causes[-1].strip() if causes else last_output(self.log_file)
 

@@ -184,8 +184,8 @@ class VllmReplica(Replica):
     def _given_up(self, awaited: StartupWait) -> str:
         """Returns an error text; the reason may be at the end of its log."""
         after = f"after {self._limit_s(awaited):g} s (vllm.{awaited.limit}) of waiting for {awaited.what}"
-        said = f"; its log ends: {self._process.last_lines} (see {self._process.log_file})" if self._process else ""
-        return f"vLLM at {self.url} was given up {after}{said}"
+        log_end = f"; its log ends: {self._process.last_lines} (see {self._process.log_file})" if self._process else ""
+        return f"vLLM at {self.url} was given up {after}{log_end}"
 
     async def _get_ready(self, awaited: StartupWait) -> None:
         while not await self.client.is_healthy():

@@ -34,11 +34,11 @@ PREFIX_BYTES = 4
 def refuse_unserved(card: ModelCard, lora: LoraConfig) -> None:
     """Refuses a model when it is made: later, its adapters could be trained but never sampled."""
     for what in card.lora_beyond_dense:
-        option, words = UNSERVED[what]
+        option, reason = UNSERVED[what]
         if getattr(lora, option):
             raise Refusal(
                 400,
-                f"vLLM cannot serve adapters of {words}, which {card.architecture} has; set {option}=False, or serve "
+                f"vLLM cannot serve adapters of {reason}, which {card.architecture} has; set {option}=False, or serve "
                 "the model with sampler=torch",
             )
 

@@ -26,7 +26,7 @@ Rewards = dict[str, float]
 class ComparedGroup(NamedTuple):
     group: Group
     rewards: Rewards
-    """Of the rollouts that count in a baseline."""
+    """Those of rollouts that count in a baseline."""
     advantages: Mapping[str, Rewards]
     """By agent, "" for whole rollouts; empty if the group teaches nothing."""
     turns: TurnCredit | None

@@ -26,7 +26,7 @@ from palestra.config.train import DpoConfig, PreferenceLoss
 
 DEFAULT_BETA = {PreferenceLoss.SIMPO: 2.0}
 BETA = 0.1
-"""Of all other losses, as the papers and TRL have it."""
+"""The default of all other losses, as in their papers and in TRL."""
 LARGEST_MEAN = -1e-6
 """Odds of a mean logprob of 0 are infinite."""
 

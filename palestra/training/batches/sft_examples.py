@@ -73,9 +73,9 @@ def _encode(tokenizer: ChatTokenizer, conversation: Conversation, last_only: boo
     for place in places[-1:] if last_only else places:
         prompt = tokenizer.encode_chat(messages[:place], tools)
         read = prompt if before is None else tokenizer.observation(messages[before + 1 : place], tools=tools)
-        said = _turn(tokenizer, prompt, messages[: place + 1], tools)
-        tokens += read + said
-        mask += [False] * len(read) + [True] * len(said)
+        answer = _turn(tokenizer, prompt, messages[: place + 1], tools)
+        tokens += read + answer
+        mask += [False] * len(read) + [True] * len(answer)
         before = place
     return tokens, mask
 

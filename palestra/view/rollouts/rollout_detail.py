@@ -17,7 +17,7 @@ from palestra.util.safe_text import safe_text
 from palestra.view.rollouts.messages import ShownMessage, content_text, show_messages
 from palestra.view.rollouts.play_again import PlayAgain, how_to_play_again
 from palestra.view.rollouts.rollout_list import read_step
-from palestra.view.rollouts.rollout_records import complete, complete_tokens, said_in
+from palestra.view.rollouts.rollout_records import complete, complete_tokens, messages_in
 from palestra.view.rollouts.verdicts import ShownVerdict, read_verdict
 from palestra.view.runs.catalogue import Catalogue
 
@@ -88,7 +88,7 @@ def read_rollout(catalogue: Catalogue, name: str, part: Part, step: int, rollout
         part=part,
         step=step,
         record=record,
-        messages=show_messages(said_in(record)),
+        messages=show_messages(messages_in(record)),
         siblings=siblings,
         previous=siblings[place - 1].id if place > 0 else None,
         next=siblings[place + 1].id if place + 1 < len(siblings) else None,
@@ -143,12 +143,12 @@ def _texts(cells: Sequence[TokenCell], pictures: Sequence[tuple[int, int, str]])
 def write_test_case(detail: RolloutDetail) -> str:
     """The rollout as Python, to begin a test of its environment with."""
     record = detail.record
-    answers = [content_text(one) for one in said_in(record) if one.get("role") == "assistant"]
+    answers = [content_text(one) for one in messages_in(record) if one.get("role") == "assistant"]
     facts = {name: record.get(name) for name in ("environment", "task", "seed", "stop", "reward")}
     lines = [f"# Rollout {safe_text(str(record['id']), keep='')} of step {detail.step} of the run {detail.run}."]
     lines += [f"{name} = {value!r}" for name, value in facts.items()]
-    said = {"messages": said_in(record), "answers": answers}
-    lines += [f"{name} = {pformat(value, width=WIDTH, sort_dicts=False)}" for name, value in said.items()]
+    parts = {"messages": messages_in(record), "answers": answers}
+    lines += [f"{name} = {pformat(value, width=WIDTH, sort_dicts=False)}" for name, value in parts.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -162,9 +162,9 @@ def _without_messages(record: JsonObject) -> JsonObject:
     record = complete(record)
     messages = record["messages"]
     asked = [one for one in messages if one.get("role") == "user"] or messages
-    said = [one for one in messages if one.get("role") == "assistant"]
+    answers = [one for one in messages if one.get("role") == "assistant"]
     kept = {name: value for name, value in record.items() if name not in UNLISTED}
-    return {**kept, "prompt": _snippet(asked[:1]), "answer": _snippet(said[-1:], end=True)}
+    return {**kept, "prompt": _snippet(asked[:1]), "answer": _snippet(answers[-1:], end=True)}
 
 
 def _snippet(messages: Sequence[JsonObject], *, end: bool = False) -> str:

@@ -55,7 +55,7 @@ def complete(record: JsonObject) -> JsonObject:
         "turn_times": turn_times(record.get("turn_times")),
         "versions": versions_of(record.get("versions")),
         "used": used if isinstance(used, bool) else None,
-        "messages": said_in(record),
+        "messages": messages_in(record),
     }
 
 
@@ -76,7 +76,7 @@ def turn_times(times: object) -> list[list[float]]:
     return pairs if len(pairs) == len(times) else []
 
 
-def said_in(record: JsonObject) -> list[JsonObject]:
+def messages_in(record: JsonObject) -> list[JsonObject]:
     """The messages of a rollout's conversation."""
     messages = record.get("messages")
     return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []

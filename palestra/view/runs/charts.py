@@ -31,7 +31,7 @@ class Axis(StrEnum):
 class Line(Struct, frozen=True):
     name: str
     label: str
-    words: MetricDescription | None
+    description: MetricDescription | None
     values: list[float | None]
 
 

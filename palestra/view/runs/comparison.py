@@ -109,7 +109,7 @@ def _chart(metric: str, tables: dict[str, MetricTable], window: Window) -> Chart
     lines = []
     for run, series in parts.items():
         values = dict(zip(series.x, series.lines[0].values, strict=True))
-        lines.append(Line(metric, run, series.lines[0].words, [values.get(x) for x in xs]))
+        lines.append(Line(metric, run, series.lines[0].description, [values.get(x) for x in xs]))
     steps = [int(x) for x in xs] if window.axis is Axis.STEP else [0] * len(xs)
     is_sampled = any(series.is_sampled for series in parts.values())
     return Chart(metric, Series(xs, steps, lines, is_sampled), [], False, False)

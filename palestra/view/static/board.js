@@ -193,12 +193,12 @@ function explanations(chart) {
   const list = document.createElement("dl");
   const seen = new Set();
   for (const line of [...chart.series.lines, ...chart.band]) {
-    const known = line.words?.name ?? line.name;
+    const known = line.description?.name ?? line.name;
     if (seen.has(known)) continue;
     seen.add(known);
     list.append(element("dt", "", [known]));
-    list.append(element("dd", "", line.words ? withCode(line.words.meaning) : ["The environment's own metric."]));
-    if (line.words?.healthy) list.append(element("dd", "", ["Healthy: ", ...withCode(line.words.healthy)]));
+    list.append(element("dd", "", line.description ? withCode(line.description.meaning) : ["The environment's own metric."]));
+    if (line.description?.healthy) list.append(element("dd", "", ["Healthy: ", ...withCode(line.description.healthy)]));
   }
   return list;
 }

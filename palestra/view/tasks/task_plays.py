@@ -113,7 +113,7 @@ class PlayState(Struct, frozen=True, kw_only=True):
     answer: str | None
     changes: list[Change]
     user: JsonObject
-    """Of a task with a user: the facts that only the user knows, and what both said. A model does not see it."""
+    """The facts that only the user of the task knows, and what both said. A model does not see it."""
     verdict: TaskVerdict
 
 

@@ -1,4 +1,4 @@
-"""A sandbox that somebody else owns, as it is passed on."""
+"""A sandbox as it is passed on by its owner."""
 
 from typing import Literal
 

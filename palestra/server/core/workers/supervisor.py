@@ -326,8 +326,8 @@ class WorkerSupervisor:
             self._ending = RestartReason.DIED
             if self._stopping:
                 return
-            words = last_output(self._log_file)
-            log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_output=words)
+            output = last_output(self._log_file)
+            log.warning("the worker ended", worker=self.name, pid=self._pid, ending=str(ending), last_output=output)
             self.listener.on_exit(self, ending)
             if was_ready:
                 pauses = RESTARTS.pauses()

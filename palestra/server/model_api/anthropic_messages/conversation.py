@@ -79,7 +79,7 @@ def _result(block: Block, where: str) -> Message:
 
 
 def _assistant(blocks: Sequence[Block], where: str) -> Message:
-    said: list[str] = []
+    texts: list[str] = []
     thought: list[str] = []
     calls: list[JsonObject] = []
     for i, block in enumerate(blocks):
@@ -91,8 +91,8 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
             case "redacted_thinking":  # from another server: treated as if the client had left it out
                 continue
             case _:
-                said.append(_text(block, f"{where}[{i}]"))
-    return _spoken("".join(said), "\n".join(filter(None, map(str.strip, thought))), calls)
+                texts.append(_text(block, f"{where}[{i}]"))
+    return _spoken("".join(texts), "\n".join(filter(None, map(str.strip, thought))), calls)
 
 
 def _spoken(content: str, reasoning: str, calls: list[JsonObject]) -> Message:

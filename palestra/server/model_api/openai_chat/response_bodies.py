@@ -138,16 +138,16 @@ class _ChatChunks:
         return [self._chunk([_chunk_choice(i, role)], ids if i == 0 else {}) for i in range(self._call.choices)]
 
     def _delta(self, delta: ChoiceDelta) -> bytes:
-        said: JsonObject = {}
+        fields: JsonObject = {}
         for piece in delta.pieces:
             match piece:
                 case ReasoningPiece(text=text):
-                    said["reasoning_content"] = said.get("reasoning_content", "") + text
+                    fields["reasoning_content"] = fields.get("reasoning_content", "") + text
                 case ContentPiece(text=text):
-                    said["content"] = said.get("content", "") + text
+                    fields["content"] = fields.get("content", "") + text
                 case ToolCall():
-                    said.setdefault("tool_calls", []).append(self._call_delta(delta.choice, piece))
-        choice = _chunk_choice(delta.choice, said)
+                    fields.setdefault("tool_calls", []).append(self._call_delta(delta.choice, piece))
+        choice = _chunk_choice(delta.choice, fields)
         if self._call.logprobs:
             choice["logprobs"] = _logprobs(delta.tokens, self._names)
         if self._call.return_token_ids:

@@ -42,9 +42,9 @@ class ModelApiBody(BaseModel):
 
     def ignored(self) -> list[str]:
         """Returns the names of fields that were sent and are ignored."""
-        told = ignored_fields(self.rules, {name: getattr(self, name) for name in self.model_fields_set})
+        named = ignored_fields(self.rules, {name: getattr(self, name) for name in self.model_fields_set})
         others = {} if self.hands_on else self.model_extra or {}
-        return told + [name for name, value in others.items() if value is not None and name not in self.rules]
+        return named + [name for name, value in others.items() if value is not None and name not in self.rules]
 
     @model_validator(mode="before")
     @classmethod

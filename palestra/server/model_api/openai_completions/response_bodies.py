@@ -113,9 +113,9 @@ def _whole(prepared: PreparedPrompt, text: CompletionText, index: int, sequence:
     call, names, prompt = prepared.call, prepared.names, text.plan.request.prompt
     is_told = call.max_tokens != 0
     detokenizer = _detokenizer(text.plan)
-    said = detokenizer.feed(sequence.tokens) + detokenizer.finish() if is_told else ""
+    answer = detokenizer.feed(sequence.tokens) + detokenizer.finish() if is_told else ""
     before = _text_of(text.plan) if call.echo else ""
-    choice = _choice(index, before + said) | _ending(call, detokenizer, sequence)
+    choice = _choice(index, before + answer) | _ending(call, detokenizer, sequence)
     if call.logprobs is not None:
         columns = names.columns(drawn_tokens(sequence) if is_told else [], len(before))
         choice["logprobs"] = _joined(_echoed(names, text), columns) if call.echo else columns

@@ -99,8 +99,8 @@ class OpenCall:
         if self._tools.is_custom(self._call):
             yield ResponseEvent("custom_tool_call_input.done", self._at | {"input": self._tools.text(self._call)})
         else:
-            said = {"name": self.item()["name"], "arguments": self._call.arguments}
-            yield ResponseEvent("function_call_arguments.done", self._at | said)
+            call = {"name": self.item()["name"], "arguments": self._call.arguments}
+            yield ResponseEvent("function_call_arguments.done", self._at | call)
 
     def item(self) -> Item:
         return self._tools.item(self._call)

@@ -73,9 +73,9 @@ def get_issue(context: ToolContext, repo: str, number: int) -> JsonObject:
     """Read an issue with its comments."""
     place = repo_id(context, repo)
     issue_row(context, place, number)
-    said = "SELECT u.name AS author, body, created_at FROM comments JOIN users u ON u.id = author_id "
-    said += "WHERE repo_id = ? AND number = ? ORDER BY comments.id LIMIT 50"
-    return shown_issue(context, place, number) | {"comments": context.rows(said, place, number)}
+    query = "SELECT u.name AS author, body, created_at FROM comments JOIN users u ON u.id = author_id "
+    query += "WHERE repo_id = ? AND number = ? ORDER BY comments.id LIMIT 50"
+    return shown_issue(context, place, number) | {"comments": context.rows(query, place, number)}
 
 
 @tool(writes=True)

@@ -131,8 +131,8 @@ class _Repo:
             db.execute("INSERT INTO issue_labels VALUES (?, ?, ?)", (repo, number, label))
         if rng.random() < 0.4:
             db.execute("INSERT INTO assignees VALUES (?, ?, ?)", (repo, number, rng.randint(2, self._users)))
-        said = [rng.choice(SAID) for _ in range(rng.randrange(3))]
-        for body in [INJECTION, *said] if number == 2 else said:
+        comments = [rng.choice(SAID) for _ in range(rng.randrange(3))]
+        for body in [INJECTION, *comments] if number == 2 else comments:
             query = "INSERT INTO comments (repo_id, number, author_id, body, created_at) VALUES (?, ?, ?, ?, ?)"
             db.execute(query, (repo, number, rng.randint(2, self._users), body, self._later(0.01)))
 

@@ -152,8 +152,8 @@ class _Writer:
         return f"[sale] {title}" if draw < 0.2 else f"{self._rng.choice(list(TAGS))} {title}" if draw < 0.6 else title
 
     def _body(self) -> str:
-        said = " ".join(self._rng.sample(SAYINGS, 2))
-        return f"{said} See http://pictures.example/{self._rng.randrange(1000)}" if self._rng.random() < 0.15 else said
+        text = " ".join(self._rng.sample(SAYINGS, 2))
+        return f"{text} See http://pictures.example/{self._rng.randrange(1000)}" if self._rng.random() < 0.15 else text
 
     def _post(self, place: int, title: str, body: str) -> int:
         author = ME if self._rng.random() < 0.15 else self._rng.randint(2, self._users)

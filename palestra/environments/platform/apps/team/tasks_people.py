@@ -60,7 +60,7 @@ def write_to(handle: str, params: Params) -> Solution:
     yield SolutionCall("mail.send_message", {"to": [email], "subject": params["subject"], "body": params["text"]})
 
 
-def _said(rng: random.Random) -> Params:
+def _subject_and_text(rng: random.Random) -> Params:
     return {"subject": rng.choice(SUBJECTS), "text": rng.choice(TEXTS)}
 
 
@@ -87,7 +87,7 @@ def _assignee(params: Params) -> Generator[SolutionCall, JsonObject, str]:
 
 def _mail_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     found = _assigned(rng, seed)
-    return None if found is None else found | _said(rng)
+    return None if found is None else found | _subject_and_text(rng)
 
 
 @template("1", params=_mail_params, expect=mailed, max_turns=6)
@@ -154,7 +154,7 @@ def _top_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     first, second = forum.rows(f"{query} ORDER BY score DESC, p.id LIMIT 2", found["place"])
     if first["score"] == second["score"] or first["name"] == forum.variables["LOGGED_IN_NAME"]:
         return None
-    return found | {"email": person(seed, first["name"])["email"]} | _said(rng)
+    return found | {"email": person(seed, first["name"])["email"]} | _subject_and_text(rng)
 
 
 @template("1", params=_top_params, expect=mailed, max_turns=6)
@@ -176,7 +176,7 @@ def _done_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     mine = "SELECT id AS place, name AS community FROM communities JOIN memberships ON community_id = id "
     place = rng.choice(forum.rows(f"{mine} WHERE user_id = ? ORDER BY id", ME))
     found = {name: issue[name] for name in ("repo", "repo_id", "number")} | dict(place)
-    return found | {"email": person(seed, author)["email"]} | _said(rng)
+    return found | {"email": person(seed, author)["email"]} | _subject_and_text(rng)
 
 
 def _as_told(params: Params, seed: SeedDatabase) -> list[Expected]:

@@ -190,8 +190,8 @@ def _cancel_params(rng: random.Random, seed: SeedDatabase) -> Params | None:
     if len(found) < 2 or not alone:
         return None
     row = rng.choice(alone)
-    said = {"subject": rng.choice(SUBJECTS), "text": rng.choice(TEXTS)}
-    return {"booking": row["id"], "hotel": row["hotel"], "name": person["name"], "email": person["email"]} | said
+    mail = {"subject": rng.choice(SUBJECTS), "text": rng.choice(TEXTS)}
+    return {"booking": row["id"], "hotel": row["hotel"], "name": person["name"], "email": person["email"]} | mail
 
 
 @template(

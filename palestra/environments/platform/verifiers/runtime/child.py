@@ -103,9 +103,9 @@ def _answer_line(error: BaseException) -> str:
     return _text(f"{type(error).__name__}: {error}"[:MAX_ERROR])
 
 
-def _text(said: str) -> str:
+def _text(text: str) -> str:
     """Replaces lone surrogates, because they cannot be encoded."""
-    return said.encode(errors="replace").decode()
+    return text.encode(errors="replace").decode()
 
 
 def _function_in(source: str) -> object:
