@@ -17,7 +17,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from run import CookbookError, first_checkpoint, interrupted, prepare, read_metrics, run_quietly, run_recipe, serving
+from run import (
+    CookbookError,
+    first_checkpoint,
+    folder_of,
+    interrupted,
+    prepare,
+    read_metrics,
+    run_quietly,
+    run_recipe,
+    serving,
+)
 
 from palestra.runs.reader import RunReader
 from recipes import MODEL, recipe
@@ -34,8 +44,8 @@ def main() -> int:
     options = parse_options()
     work = Path(options.work or tempfile.mkdtemp(prefix="palestra-distillation-")).resolve()
     try:
-        prepare(work, options.python, "micro")
-        with serving(work) as url:
+        prepare(work, options.python, "micro", [MODEL])
+        with serving(work, [MODEL]) as url:
             teacher = teach(work, url, options.python)
             theirs = cookbook_curve(work, url, options.python, teacher)
             run = our_run(work, url, teacher)
@@ -83,7 +93,7 @@ def our_run(work: Path, url: str, teacher: str) -> RunReader:
         "kind": "distill",
         "server": url,
         "runs": str(work / "ours"),
-        "model": {"name": MODEL, "rank": RANK, "tokenizer": str(work / "model")},
+        "model": {"name": MODEL, "rank": RANK, "tokenizer": str(folder_of(work, MODEL))},
         "environments": [{"name": "prompts", "tasks": str(work / "prompts.jsonl")}],
         "teachers": [{"model": teacher}],
         "rollout": {"groups_per_step": GROUPS, "group_size": GROUP_SIZE, "max_tokens": MAX_TOKENS},

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MODEL = "Qwen/Qwen3-8B"  # a name the cookbook knows a renderer for; what the server has behind it is small and random
+SEEING = "Qwen/Qwen3.5-4B"  # the same for one that sees
+FAMILIES = {MODEL: "qwen3", SEEING: "qwen3_5_vl"}
+"""What is behind these names: random models of these families."""
 
 CHECKPOINT = "{checkpoint}"  # in an argument: the state the first recipe saved
 
@@ -17,15 +20,16 @@ class Recipe:
     steps: int
     shows: tuple[str, ...]
     """Metrics that every step must have, as finite numbers."""
+    model: str = MODEL
 
     @property
     def typed(self) -> str:
         return " ".join(["python -m", self.module, *self.args])
 
 
-def recipe(name: str, module: str, args: str, *, shows: str, steps: int) -> Recipe:
-    given = (f"model_name={MODEL}", *args.split(), f"max_steps={steps}")
-    return Recipe(name, f"tinker_cookbook.recipes.{module}", given, steps, tuple(shows.split()))
+def recipe(name: str, module: str, args: str, *, shows: str, steps: int, model: str = MODEL) -> Recipe:
+    given = (f"model_name={model}", *args.split(), f"max_steps={steps}")
+    return Recipe(name, f"tinker_cookbook.recipes.{module}", given, steps, tuple(shows.split()), model)
 
 
 RL = "env/all/reward/total optim/kl_sample_train_v1"
@@ -102,5 +106,13 @@ MORE = (
         f"env=arithmetic groups_per_batch=4 group_size=4 max_tokens=16 load_checkpoint_path={CHECKPOINT}",
         steps=2,
         shows=RL,
+    ),
+    recipe(
+        "vlm_classifier",
+        "vlm_classifier.train",
+        "experiment_dir=runs/vlm_classifier batch_size=8 n_eval=8 max_tokens=16 eval_every=2 lora_rank=8",
+        steps=3,
+        shows=SL,
+        model=SEEING,
     ),
 )

@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from recipes import CHECKPOINT, FIRST, MODEL, MORE, Recipe
+from recipes import CHECKPOINT, FAMILIES, FIRST, MORE, Recipe
 
 HERE = Path(__file__).resolve().parent
 READY = "Palestra is ready at "
@@ -30,6 +30,7 @@ START_S = 120  # a cold start reads torch from disk
 RECIPE_S = 300
 STOP_S = 30
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "config.json")
+PROCESSOR_FILE = "preprocessor_config.json"
 
 
 class CookbookError(Exception):
@@ -42,8 +43,9 @@ def main() -> int:
     work = Path(options.work or tempfile.mkdtemp(prefix="palestra-cookbook-")).resolve()
     started = time.monotonic()
     try:
-        prepare(work, options.python, options.shape)
-        with serving(work) as url:
+        models = dict.fromkeys(one.model for one in recipes)
+        prepare(work, options.python, options.shape, models)
+        with serving(work, models) as url:
             failed = [one.name for one in recipes if not attempt(one, work, url, options.python)]
     except CookbookError as error:
         print(f"\n{error}\n\nleft for you to look at: {work}", file=sys.stderr)
@@ -80,19 +82,27 @@ def choose(options: argparse.Namespace) -> list[Recipe]:
     return chosen
 
 
-def prepare(work: Path, python: str, shape: str) -> None:
-    """The layout in which recipes find tokenizer and datasets without a network."""
+def prepare(work: Path, python: str, shape: str, models: Iterable[str]) -> None:
+    """The layout in which recipes find tokenizers and datasets without a network."""
     work.mkdir(parents=True, exist_ok=True)
-    say("a random model")
-    make = [sys.executable, "-m", "palestra.cli", "model", "random", str(work / "model")]
-    make += ["--shape", shape, "--overwrite"]
-    run_quietly("making a random model", make)
-    tokenizer = work / MODEL
-    tokenizer.mkdir(parents=True, exist_ok=True)
-    for name in TOKENIZER_FILES:
-        shutil.copy(work / "model" / name, tokenizer)
+    for model in models:
+        family = FAMILIES[model]
+        say(f"a random model of the family {family}")
+        make = [sys.executable, "-m", "palestra.cli", "model", "random", str(folder_of(work, model))]
+        make += ["--family", family, "--shape", shape, "--overwrite"]
+        run_quietly("making a random model", make)
+        tokenizer = work / model
+        tokenizer.mkdir(parents=True, exist_ok=True)
+        for name in TOKENIZER_FILES:
+            shutil.copy(folder_of(work, model) / name, tokenizer)
+        if (processor := folder_of(work, model) / PROCESSOR_FILE).exists():
+            shutil.copy(processor, tokenizer)
     say("synthetic rows")
     run_quietly("writing the synthetic rows", [python, str(HERE / "synthetic.py"), str(work)])
+
+
+def folder_of(work: Path, model: str) -> Path:
+    return work / "models" / FAMILIES[model]
 
 
 def run_quietly(what: str, command: list[str]) -> None:
@@ -102,15 +112,17 @@ def run_quietly(what: str, command: list[str]) -> None:
 
 
 @contextmanager
-def serving(work: Path) -> Iterator[str]:
+def serving(work: Path, models: Iterable[str]) -> Iterator[str]:
     """A server of our own on a free port, which leaves nothing behind; yields its address."""
     log = work / "server.log"
-    args = ["serve", "--model", str(work / "model"), "--name", MODEL, "--port", "0", "--state", str(work / "state")]
+    args = ["serve", "--port", "0", "--state", str(work / "state")]
+    for model in models:
+        args += ["--model", str(folder_of(work, model)), "--name", model]
     with log.open("wb") as out:
         server = subprocess.Popen([sys.executable, "-m", "palestra.cli", *args], stdout=out, stderr=out, cwd=work)
     try:
         url = wait_ready(server, log)
-        say(f"serving {MODEL} at {url}")
+        say(f"serving {', '.join(models)} at {url}")
         yield url
     finally:
         code = stop(server)

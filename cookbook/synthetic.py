@@ -96,6 +96,30 @@ configs:
 """
 
 
+PICTURES = "dpdl-benchmark/caltech101"
+COLOURS = {"red_square": (220, 30, 40), "green_square": (20, 160, 60), "blue.square": (30, 60, 210)}
+
+
+def write_pictures(work: Path) -> None:
+    """A square of some size somewhere, and the name of its colour, with features as the published dataset has them."""
+    import datasets
+    from PIL import Image, ImageDraw
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(COLOURS))})
+    rng, files = random.Random(PICTURES), work / PICTURES / "data"
+    files.mkdir(parents=True, exist_ok=True)
+    for split, count in {"train": TRAIN // 4, "test": TEST // 4}.items():
+        rows: dict[str, list[Any]] = {"image": [], "label": []}
+        for number in range(count):
+            label = number % len(COLOURS)
+            image = Image.new("RGB", (rng.choice([64, 80, 96]), 64), (240, 240, 240))
+            x, y, side = rng.randint(0, 30), rng.randint(0, 30), rng.randint(16, 32)
+            ImageDraw.Draw(image).rectangle((x, y, x + side, y + side), list(COLOURS.values())[label])
+            rows["image"].append(image)
+            rows["label"].append(label)
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(files / f"{split}-00000-of-00001.parquet")
+
+
 def write(work: Path) -> None:
     for name, (make_row, folder) in DATASETS.items():
         rng = random.Random(name)
@@ -113,3 +137,4 @@ def write(work: Path) -> None:
 
 if __name__ == "__main__":
     write(Path(sys.argv[1]))
+    write_pictures(Path(sys.argv[1]))

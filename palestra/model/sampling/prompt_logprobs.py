@@ -114,9 +114,11 @@ class PromptScores:
 
     def write_to(self, result: SampleResult) -> None:
         request, targets = self.request, self.request.target_prompt_logprobs
-        if self.pictures is not None:  # nothing predicts the rows of a picture
+        if self.pictures is not None:  # nothing predicts the rows of a picture; clients multiply by weights of 0
             for start, count in zip(self.pictures.starts, self.pictures.counts, strict=True):
-                self._logprobs[start : start + count] = self._top[start : start + count] = [None] * count
+                self._top[start : start + count] = [None] * count
+                for place in range(max(start, self._logprobs_from + 1), start + count):
+                    self._logprobs[place] = 0.0
         if request.prompt_logprobs:
             result.prompt_logprobs = self._logprobs
         if request.topk_prompt_logprobs:
