@@ -38,7 +38,7 @@ def main() -> None:
         print("{}", file=out, flush=True)
         for line in sys.stdin:
             question = json.loads(line)
-            print(json.dumps(_checked(question["task"], question["said"])), file=out, flush=True)
+            print(json.dumps(_checked(question["task"], question["answer"])), file=out, flush=True)
 
 
 def _one_model() -> types.ModuleType:

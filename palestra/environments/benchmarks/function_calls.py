@@ -38,7 +38,7 @@ class Bfcl(BenchmarkEnv):
 
     async def grade_answer(self, reply: str) -> float:
         names = ("category", "functions", "answers")
-        question = {"task": {name: self.extras[name] for name in names}, "said": reply}
+        question = {"task": {name: self.extras[name] for name in names}, "answer": reply}
         try:
             found = await shared_graders(CHILD, Path(str(self.extras["python"]))).request(question, LIMIT_S)
         except ChildError as error:  # an answer that takes more time than any call

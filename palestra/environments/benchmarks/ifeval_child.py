@@ -38,7 +38,7 @@ def main() -> None:
     print("{}", file=out, flush=True)
     for line in sys.stdin:
         question = json.loads(line)
-        print(json.dumps(_checked(utils, question["row"], question["said"])), file=out, flush=True)
+        print(json.dumps(_checked(utils, question["row"], question["answer"])), file=out, flush=True)
 
 
 def _checked(utils: object, row: dict[str, object], answer: str) -> dict[str, object]:

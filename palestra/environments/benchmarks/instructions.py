@@ -41,7 +41,7 @@ class IfEval(BenchmarkEnv):
     async def grade_answer(self, reply: str) -> float:
         graders = shared_graders(CHILD, Path(str(self.extras["python"])))
         try:
-            found = await graders.request({"row": self.extras["row"], "said": reply}, LIMIT_S)
+            found = await graders.request({"row": self.extras["row"], "answer": reply}, LIMIT_S)
         except ChildError as error:  # an answer that takes more time than any text does
             self._report = {"prompt_level_strict": False, "prompt_level_loose": False, "error": str(error)}
             return 0.0

@@ -26,7 +26,7 @@ class _Mathematics(BenchmarkEnv):
         return [{**task, "python": str(python)} for task in found]
 
     async def grade_answer(self, reply: str) -> float:
-        question = {"expected": str(self.extras["answer"]), "said": reply, "latex_first": True}
+        question = {"expected": str(self.extras["answer"]), "answer": reply, "latex_first": True}
         try:
             found = await shared_graders(CHILD, Path(str(self.extras["python"]))).request(question, LIMIT_S)
         except ChildError as error:  # an answer that takes more time or memory than any right one

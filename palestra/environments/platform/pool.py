@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 ID_BYTES = 16  # 128 bits: whoever knows the id can call an instance's tools
 SPARE_LINES = 10_000  # of the journal, before it is rewritten
-CLOSED, TIMED_OUT = "closed by its owner", "it was not used for too long"
+CLOSED, TIMED_OUT = "closed by its owner", "not used for too long"
 CRASHED, OTHER_VERSION = "lost in a crash, make another", "app updated, make another"
 
 

@@ -97,7 +97,7 @@ class Math(ResourcesServer[MathSettings]):
         boxed = answer if self.settings.answer_from is not AnswerFrom.BOXED else f"\\boxed{{{answer}}}"
         try:
             found = await self._children.request(
-                {"expected": unwrapped(expected), "said": boxed}, self.settings.library_verifier_timeout_seconds
+                {"expected": unwrapped(expected), "answer": boxed}, self.settings.library_verifier_timeout_seconds
             )
         except ChildError as error:
             extra["library_error"] = str(error)
