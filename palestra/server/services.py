@@ -168,7 +168,11 @@ class ServerServices:
         self.engines = engines = EngineStates(served, training, sampling)
         activity = Activity(metrics, engines.queues)
         self.readiness = Readiness(store, engines, disks, shutdown)
-        self.owners = OwnerStates(store, training, sampling, quotas, usage)
+        kept = PictureCache(
+            config.state / "pictures", limits.max_kept_picture_bytes, lambda owner: quotas.of(owner).picture_bytes
+        )
+        self.pictures = pictures = PictureReader(limits, kept, config.picture_hosts)
+        self.owners = OwnerStates(store, training, sampling, quotas, usage, kept)
         metrics.watch_queues(engines.queues)
         metrics.watch_journal(
             lambda: JournalState(sum(j.size_bytes for j in journals), sum(j.file_count for j in journals))
@@ -176,9 +180,6 @@ class ServerServices:
 
         # Protocols, and who may call them
         lookup = Lookup(served, sessions, training, sampling, metrics, shutdown)
-        self.pictures = pictures = PictureReader(
-            limits, PictureCache(config.state / "pictures", limits.max_kept_picture_bytes), config.picture_hosts
-        )
         samplers = SamplingSessions(store, lookup, sessions, sampling, checkpoints, metrics, pictures)
         self.tinker = TinkerService(
             sessions=SessionService(store, served, sessions, teardown),

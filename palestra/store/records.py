@@ -274,6 +274,8 @@ class Quota(Struct, frozen=True, kw_only=True):
     """Tokens of prompts, sampled and trained ones together, for each day by UTC."""
     checkpoint_bytes: int | None = None
     """Bytes of the checkpoints that are kept."""
+    picture_bytes: int | None = None
+    """Bytes of the pictures of conversations that are kept; the least recently used ones beyond it are deleted."""
 
 
 LIMITS = tuple(name for name in Quota.__struct_fields__ if name != "owner")

@@ -168,6 +168,7 @@ quotas = Table(
     Column("pending_bytes", BigInteger),
     Column("tokens_per_day", BigInteger),
     Column("checkpoint_bytes", BigInteger),
+    Column("picture_bytes", BigInteger),
 )
 
 usage = Table(

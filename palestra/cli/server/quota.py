@@ -14,7 +14,7 @@ from palestra.cli.server.server_store import open_store, store_options
 from palestra.util.amounts import parse_amount
 from palestra.util.suggest import did_you_mean
 
-LIMITS = ("models", "pending_samples", "pending_bytes", "tokens_per_day", "checkpoint_bytes")
+LIMITS = ("models", "pending_samples", "pending_bytes", "tokens_per_day", "checkpoint_bytes", "picture_bytes")
 NONE = "none"
 ALL_OWNERS = "*"
 SHOWN_ALL_OWNERS = "all other owners"
@@ -47,8 +47,9 @@ def set_(owner: str, limits: tuple[str, ...], as_json: bool, **where: Any) -> No
     """Set limits of an OWNER, or with '*' of every owner that has none of its own.
 
     models: in training at the same time. pending_samples: that wait or run. pending_bytes: of training requests that
-    wait or run. tokens_per_day: of prompts, sampled and trained, by UTC. checkpoint_bytes: that are kept. Amounts are
-    numbers such as 8, 2M or 40GB; `none` removes a limit.
+    wait or run. tokens_per_day: of prompts, sampled and trained, by UTC. checkpoint_bytes: that are kept.
+    picture_bytes: of pictures that are kept for conversations. Amounts are numbers such as 8, 2M or 40GB; `none`
+    removes a limit.
     """
     parsed = parse_limits(limits)
     with open_store(**where, create=True) as store:

@@ -83,12 +83,12 @@ async def get_picture(
     digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], episodes: EpisodesNow, caller: Trainer
 ) -> Response:
     """A picture that trajectories name, as a PNG file of the pixels that the model read."""
-    content = await asyncio.to_thread(_picture, episodes.pictures, digest)
+    content = await asyncio.to_thread(_picture, episodes.pictures, caller.owner, digest)
     if content is None:
         raise Refusal(404, f"picture {digest[:12]} is not kept here any more (limits.max_kept_picture_bytes)")
     return json_response(content)
 
 
-def _picture(cache: PictureCache, digest: str) -> w.PictureContent | None:
-    picture = cache.find(digest)
+def _picture(cache: PictureCache, owner: str, digest: str) -> w.PictureContent | None:
+    picture = cache.find(owner, digest)
     return None if picture is None else w.PictureContent(digest, picture.png())

@@ -73,7 +73,7 @@ class ModelApi:
         if call.prompt is not None:
             tokens = await asyncio.to_thread(tokenizer.encode_text, call.prompt)
         else:
-            seen = await see(self._pictures, target, tokenizer, call.messages)
+            seen = await see(self._pictures, caller.owner, target, tokenizer, call.messages)
             request = functools.partial(prompt_request, caller, target, tokenizer, call, seen)
             tokens = (await self._conversations.prompt(tokenizer, request)).ids
         names = await asyncio.to_thread(_spelled, tokenizer, tokens) if call.return_token_strs else None

@@ -41,7 +41,8 @@ class QuotaRequest(Struct, frozen=True, kw_only=True):
     owner: str
     """`*`: every owner that has no limit of its own."""
     limits: dict[str, int | None]
-    """By name: models, pending_samples, pending_bytes, tokens_per_day, checkpoint_bytes. None removes a limit."""
+    """By name: models, pending_samples, pending_bytes, tokens_per_day, checkpoint_bytes,
+    picture_bytes. None removes a limit."""
 
 
 async def _owners(request: Request) -> OwnerStates:

@@ -60,7 +60,7 @@ class TrainingService:
     async def _with_pictures(self, model: TrackedModel, request: PassRequest) -> PassRequest:
         try:
             card = vision_card(model.worker)
-            operation = await with_pictures(request.operation, request.files, self._pictures, card)
+            operation = await with_pictures(model.owner, request.operation, request.files, self._pictures, card)
         except PictureError as e:
             where = first_datum_with(request.operation, e.name)
             raise self._lookup.rejected(model, request.seq_id, f"data[{where}]: {e}") from None

@@ -5,6 +5,7 @@ Owns: putting it together. Never touches: counting, limits.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 from msgspec import Struct
@@ -12,6 +13,7 @@ from sqlalchemy import Connection
 
 from palestra.server.core.owners.quotas import OwnerQuotas
 from palestra.server.core.owners.usage import UsageAccount
+from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.core.samples.requests import SamplingRequests
 from palestra.server.core.training.requests import TrainingRequests
 from palestra.store import Store
@@ -30,6 +32,7 @@ class OwnerUse(Struct, frozen=True, kw_only=True):
     tokens_per_day: int
     """Tokens that were used today."""
     checkpoint_bytes: int
+    picture_bytes: int
 
 
 class OwnerState(Struct, frozen=True, kw_only=True):
@@ -49,9 +52,10 @@ class OwnerStates:
         sampling: SamplingRequests,
         quotas: OwnerQuotas,
         usage: UsageAccount,
+        pictures: PictureCache,
     ):
         self._store, self._training, self._sampling, self._quotas = store, training, sampling, quotas
-        self._usage = usage
+        self._usage, self._pictures = usage, pictures
 
     async def read(self, owner: str | None = None) -> list[OwnerState]:
         """Returns all owners that have a key, a limit, a model or have ever used anything; or one of them."""
@@ -62,6 +66,7 @@ class OwnerStates:
 
         known, kept = await self._store.read(read)
         models = Counter(model.owner for model in self._training.models.values())
+        seen = await asyncio.to_thread(self._pictures.used_by_owner)
         owners = {*known, *kept, *models, *self._quotas.stored} - {ALL_OWNERS} if owner is None else {owner}
         return [
             OwnerState(
@@ -74,6 +79,7 @@ class OwnerStates:
                     pending_bytes=self._training.pending_bytes_of(one),
                     tokens_per_day=self._usage.tokens_today(one),
                     checkpoint_bytes=kept.get(one, 0),
+                    picture_bytes=seen(one),
                 ),
             )
             for one in sorted(owners)

@@ -44,8 +44,9 @@ class PictureReader:
         self._limits, self.cache, self._hosts = limits, cache, frozenset(host.lower() for host in hosts)
         self._decoder = PictureDecoder(limits)
 
-    async def read_all(self, files: Mapping[str, EncodedPicture], card: VisionCard) -> dict[str, Picture]:
-        """Pictures by the names that their files have in the request. Raises PictureError, with the name of one."""
+    async def read_all(self, owner: str, files: Mapping[str, EncodedPicture], card: VisionCard) -> dict[str, Picture]:
+        """Pictures by the names that their files have in the request of this owner. Raises PictureError, with the name
+        of one."""
         most = self._limits.max_pictures
         if len(files) > most:
             raise PictureError(f"the request has {len(files)} pictures; at most {most} are read (limits.max_pictures)")
@@ -53,7 +54,7 @@ class PictureReader:
         pixels = 0
         for name, encoded in files.items():
             try:
-                picture = found[name] = await self._picture(encoded, card)
+                picture = found[name] = await self._picture(owner, encoded, card)
             except PictureError as e:
                 e.name = name
                 raise
@@ -75,7 +76,7 @@ class PictureReader:
     async def close(self) -> None:
         await self._decoder.close()
 
-    async def _picture(self, encoded: EncodedPicture, card: VisionCard) -> Picture:
+    async def _picture(self, owner: str, encoded: EncodedPicture, card: VisionCard) -> Picture:
         if not encoded.url:
             return await self._decoder.decode(encoded.file, card)
         if not encoded.url.startswith(SCHEME):
@@ -83,7 +84,7 @@ class PictureReader:
                 await file_at(encoded.url, self._hosts, self._limits.max_picture_bytes), card
             )
         digest = encoded.url.removeprefix(SCHEME)
-        picture = await asyncio.to_thread(self.cache.find, digest)
+        picture = await asyncio.to_thread(self.cache.find, owner, digest)
         if picture is None or picture.height % card.multiple or picture.width % card.multiple:
             raise PictureError(f"picture {digest[:12]} is not kept here any more for this model; send it again")
         return picture

@@ -28,9 +28,9 @@ def vision_card(worker: WorkerSupervisor) -> VisionCard:
     return worker.card.vision
 
 
-async def with_pictures(operation: Pass, files: Files, reader: PictureReader, card: VisionCard) -> Pass:
+async def with_pictures(owner: str, operation: Pass, files: Files, reader: PictureReader, card: VisionCard) -> Pass:
     """A pass whose image chunks name files. Raises PictureError."""
-    found = await reader.read_all(files, card)
+    found = await reader.read_all(owner, files, card)
     data = [_seeing(datum, found) for datum in operation.data]
     return replace(operation, data=data, pictures=_distinct(found))
 
@@ -44,10 +44,12 @@ def first_datum_with(operation: Pass, name: str = "") -> int:
     )
 
 
-async def placed(request: SampleRequest, files: Files, reader: PictureReader, card: VisionCard) -> SampleRequest:
+async def placed(
+    owner: str, request: SampleRequest, files: Files, reader: PictureReader, card: VisionCard
+) -> SampleRequest:
     """A prompt whose images name files, and stand between its tokens without taking positions yet. Raises
     PictureError."""
-    found = await reader.read_all(files, card)
+    found = await reader.read_all(owner, files, card)
     prompt: list[int] = []
     images: list[PlacedImage] = []
     at = 0

@@ -91,7 +91,7 @@ class SamplingSessions:
     async def _with_pictures(self, sampler: SamplingSession, call: SampleCall) -> SampleCall:
         card = vision_card(sampler.worker)
         try:
-            request = await placed(call.request, call.files, self._pictures, card)
+            request = await placed(sampler.owner, call.request, call.files, self._pictures, card)
         except PictureError as e:
             raise Refusal(400, f"prompt: {e}") from None
         return replace(call, request=request, files={})

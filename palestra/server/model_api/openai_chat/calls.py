@@ -103,7 +103,7 @@ class ChatCalls:
         """Returns the number of tokens of the prompt, as it would be read now."""
         target = await self._models.find(caller, call.model)
         tokenizer = await self._models.tokenizer(target)
-        seen = await see(self._pictures, target, tokenizer, call.messages)
+        seen = await see(self._pictures, caller.owner, target, tokenizer, call.messages)
         prompt = await self._conversations.prompt(
             tokenizer, lambda: _prompt_request(caller, target, tokenizer, call, seen)
         )
@@ -112,14 +112,14 @@ class ChatCalls:
     async def _prepare(self, origin: ChatOrigin, target: SamplingTarget) -> PreparedChat:
         call, tokenizer = origin.call, await self._models.tokenizer(target)
         refuse_unknown_format(call, tokenizer)
-        seen = await see(self._pictures, target, tokenizer, call.messages)
+        seen = await see(self._pictures, origin.caller.owner, target, tokenizer, call.messages)
         prompt = await self._conversations.prompt(
             tokenizer,
             lambda: _prompt_request(origin.caller, target, tokenizer, call, seen),
             max_tokens=target.card.max_positions,
         )
         if seen.found:
-            await asyncio.to_thread(self._pictures.cache.keep, seen.distinct)
+            await asyncio.to_thread(self._pictures.cache.keep, origin.caller.owner, seen.distinct)
         self._count(target, prompt)
         start = answer_start(tokenizer, prompt.ids, prompt.begun)
         options = OutputOptions(

@@ -50,10 +50,14 @@ class SeenPictures:
 
 
 async def see(
-    reader: PictureReader, target: SamplingTarget, tokenizer: ChatTokenizer, messages: Sequence[JsonObject] | None
+    reader: PictureReader,
+    owner: str,
+    target: SamplingTarget,
+    tokenizer: ChatTokenizer,
+    messages: Sequence[JsonObject] | None,
 ) -> SeenPictures:
-    """Reads the pictures of messages. Where the model reads text only there are none: their parts are refused later,
-    as others are that it cannot read."""
+    """Reads the pictures of an owner's messages. Where the model reads text only there are none: their parts are
+    refused later, as others are that it cannot read."""
     card = target.card.vision
     if card is None or tokenizer.pictures is None:
         return SeenPictures()
@@ -61,7 +65,7 @@ async def see(
     if not files:
         return SeenPictures()
     try:
-        found = await reader.read_all(files, card)
+        found = await reader.read_all(owner, files, card)
     except PictureError as e:
         where = _place(messages or (), e.name)
         raise invalid(where, f"{where}: {e}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def reading(tmp_path: Path) -> Callable[..., Any]:
 
 
 async def read(reader: PictureReader, *files: bytes, **fields: Any) -> list[Picture]:
-    found = await reader.read_all({str(n): EncodedPicture(file, **fields) for n, file in enumerate(files)}, CARD)
+    found = await reader.read_all("ann", {str(n): EncodedPicture(file, **fields) for n, file in enumerate(files)}, CARD)
     return list(found.values())
 
 
@@ -186,7 +187,7 @@ def test_the_process_may_die(reading: Callable[..., Any]) -> None:
         assert second.digest == decoded(drawn(7)).digest
         named = {"a": EncodedPicture(file_of(drawn(8))), "b": EncodedPicture(b"x")}
         with pytest.raises(PictureError) as refused:
-            await reader.read_all(named, CARD)
+            await reader.read_all("ann", named, CARD)
         assert refused.value.name == "b"
 
     reading(work)
@@ -205,24 +206,54 @@ def test_the_server_needs_neither_pillow_nor_torch_to_start() -> None:
 def test_kept_pictures_are_found_again_and_bounded(tmp_path: Path) -> None:
     pictures = [decoded(drawn(seed, 256, 256)) for seed in range(3)]
     cache = PictureCache(tmp_path, 1 << 20)
-    cache.keep(pictures)
-    assert PictureCache(tmp_path, 1 << 20).find(pictures[1].digest) == pictures[1]
+    cache.keep("ann", pictures)
+    assert PictureCache(tmp_path, 1 << 20).find("ann", pictures[1].digest) == pictures[1]
     size = sum(len(picture.packed) for picture in pictures)
     small = PictureCache(tmp_path, size // 2)
-    small.keep([pictures[0]])
-    assert small.find(pictures[0].digest) == pictures[0]
-    assert small.find(pictures[1].digest) is None
-    assert small.find("../secret") is None
+    small.keep("ann", [pictures[0]])
+    assert small.find("ann", pictures[0].digest) == pictures[0]
+    assert small.find("ann", pictures[1].digest) is None
+    assert small.find("ann", "../secret") is None
+
+
+def test_kept_pictures_are_counted_for_each_owner(tmp_path: Path) -> None:
+    """Ann has a quota for two; Bob has one of hers, too, and has more than she when the folder is full."""
+    pictures = [decoded(drawn(seed, 256, 256)) for seed in range(6)]
+    digests, each = [one.digest for one in pictures], max(len(one.packed) for one in pictures) + 200
+    quotas = {"ann": 2 * each}
+    cache = PictureCache(tmp_path, 5 * each, quotas.get)
+    for picture in pictures[:3]:
+        cache.keep("ann", [picture])
+    assert [cache.find("ann", digest) is not None for digest in digests[:3]] == [False, True, True]
+    assert 0 < cache.used_by_owner()("ann") <= 2 * each
+    assert cache.find("bob", digests[1]) is None  # another owner's
+    cache.keep("bob", pictures[2:])
+    files = {file.name for file in tmp_path.glob("??/*")}
+    assert files == set(digests[1:])  # one file for both
+    cache.keep("bob", [pictures[0]])
+    assert cache.find("bob", digests[2]) is None  # his oldest made room, and not hers
+    again = PictureCache(tmp_path, 5 * each, quotas.get)
+    assert again.find("ann", digests[2]) == pictures[2]
+    assert again.used_by_owner()("bob") == cache.used_by_owner()("bob") > again.used_by_owner()("ann")
+
+
+def test_pictures_that_were_kept_without_owners_belong_to_all(tmp_path: Path) -> None:
+    older = decoded(drawn(1, 256, 256))
+    PictureCache(tmp_path, 1 << 20).keep("ann", [older])
+    shutil.rmtree(tmp_path / "owners")
+    cache = PictureCache(tmp_path, 1 << 20)
+    assert cache.find("bob", older.digest) == older
+    assert cache.used_by_owner()("bob") == 0
 
 
 def test_pictures_stand_in_data_urls(reading: Callable[..., Any]) -> None:
     async def work(reader: PictureReader) -> None:
         file = file_of(drawn(9))
         urls = {"a": EncodedPicture(url=data_url(file)), "b": EncodedPicture(file)}
-        found = await reader.read_all(urls, CARD)
+        found = await reader.read_all("ann", urls, CARD)
         assert found["a"] is found["b"]
         for url, why in (("https://example.com/a.png", "is not fetched"), ("data:image/png;base64", "no comma")):
             with pytest.raises(PictureError, match=why):
-                await reader.read_all({"a": EncodedPicture(url=url)}, CARD)
+                await reader.read_all("ann", {"a": EncodedPicture(url=url)}, CARD)
 
     reading(work)
