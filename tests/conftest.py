@@ -31,6 +31,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.properties import EVERYDAY
+from tests.warm_start import wait_for_no_disk
 
 if TYPE_CHECKING:
     from tests.server.model_api.conftest import Ephebe
@@ -57,6 +58,7 @@ SHARING = {
 }
 """What the tests below these paths share, which is started once: they run in one test process."""
 
+wait_for_no_disk()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts in the background ignore it
 gc.disable()  # what is imported and collected stays: nothing is found in it
 

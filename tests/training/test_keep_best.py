@@ -203,7 +203,7 @@ def run_scripted(run: RunFolder, config: RunConfig, store: WeightStore, values: 
     asyncio.run(run_steps(config, session, ScriptedLearner(), evaluate=evaluate, eval_every=1))
 
 
-@pytest.mark.parametrize(("every", "keep"), [(1, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize(("every", "keep"), [(1, 1), pytest.param(2, 2, marks=pytest.mark.slow), (3, 1)])
 def test_a_kill_at_any_moment_changes_neither_the_selection_nor_leaves_a_dead_pointer(tmp_path, every, keep):
     values = [3.0, 1.5, 1.5, 2.0, 1.0, 4.0, 5.0]
     checkpoint = {"every": every, "keep": keep}

@@ -12,7 +12,7 @@ from palestra.runs.reader import RunReader
 from palestra.runs.saved_checkpoints import find_checkpoint
 from tests.training.trainers import finish, kill, start, wait_for_steps
 
-TURNS = {"environments": [{"name": "stockroom"}], "steps": 3, "checkpoint": {"every": 3}}
+TURNS = {"environments": [{"name": "stockroom"}], "steps": 2, "checkpoint": {"every": 2}}
 """Rollouts of several turns: their requests meet in other batches each time."""
 
 
