@@ -1,4 +1,4 @@
-"""A base model that lies across several processes: each holds its rows of every layer's products, and a layer's are
+"""A base model that lies across several processes: each holds its rows of every linear layer, and a layer's are
 gathered before it computes (FSDP2). What is gathered is the weight as it was, so every product has the bits it has on
 one device.
 
@@ -138,7 +138,7 @@ def _call(
 
 
 def _shares(weights: Any, share: RowShare) -> Iterator[ShareInUse]:
-    """Every share of a product in a layer."""
+    """Every share of a linear layer's weight."""
     for field in fields(weights):
         value = getattr(weights, field.name)
         if is_dataclass(value) and not isinstance(value, type):

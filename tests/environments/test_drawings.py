@@ -101,7 +101,7 @@ def test_options_are_about_equally_likely():
 def test_the_control_shows_pictures_of_other_tasks():
     own, other = tasks("eval", {"kinds": ["chart"]}), tasks("eval", {"kinds": ["chart"], "other_picture": True})
     assert [task.extras for task in own[:50]] == [task.extras for task in other[:50]]
-    assert all(shown(one) != shown(another) for one, another in zip(own, other, strict=True))
+    assert all(shown(one) != shown(another) for one, another in zip(own[:50], other[:50], strict=True))
 
 
 def test_wrong_settings_are_named():

@@ -36,7 +36,7 @@ class Model:
     spec: ModelSpec
     decoder: Decoder = field(repr=False)
     weights: str | None = None
-    """The form of 8 or 4 bits in which the weights of its products are kept; None where that is the dtype."""
+    """The form of 8 or 4 bits in which the weights of its linear layers are kept; None where that is the dtype."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -58,9 +58,9 @@ def load_model(
 
     Without `dtype`, the weights keep their stored type where the device supports it, and become float32 otherwise. The
     device `auto` is a GPU if there is one. `numerics` matters on GPUs only: see `set_numerics`. `weights` names a form
-    of 8 or 4 bits in which the weights of products are kept (see `quantised.forms`); "bf16" is that dtype. With a mesh
-    of processes, each reads and holds its share of the layers (see `sharding`). With `tensor`, each reads, holds and
-    computes its part of every layer (see `tensor_group`). The vision tower of a model that sees is read where one
+    of 8 or 4 bits in which the weights of linear layers are kept (see `quantised.forms`); "bf16" is that dtype. With a
+    mesh of processes, each reads and holds its share of the layers (see `sharding`). With `tensor`, each reads, holds
+    and computes its part of every layer (see `tensor_group`). The vision tower of a model that sees is read where one
     process computes alone, unless `sees` is false; elsewhere the model reads text only.
     """
     folder = Path(folder)

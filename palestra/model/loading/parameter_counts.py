@@ -47,8 +47,8 @@ def _mixer_parameters(spec: ModelSpec, n: int) -> int:
     if isinstance(mixer, MambaSpec):
         per_channel = (mixer.conv_kernel + mixer.has_conv_bias) * mixer.conv_size
         return h * (mixer.in_size + mixer.inner_size) + per_channel + 3 * mixer.n_heads + mixer.inner_size
-    products = h * (mixer.conv_size + 2 * mixer.value_size + 2 * mixer.n_value_heads)
-    return products + mixer.conv_kernel * mixer.conv_size + 2 * mixer.n_value_heads + mixer.value_dim
+    linears = h * (mixer.conv_size + 2 * mixer.value_size + 2 * mixer.n_value_heads)
+    return linears + mixer.conv_kernel * mixer.conv_size + 2 * mixer.n_value_heads + mixer.value_dim
 
 
 def _latent_parameters(spec: ModelSpec, mixer: LatentAttentionSpec) -> int:

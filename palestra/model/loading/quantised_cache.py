@@ -1,6 +1,6 @@
 """Weights that were quantised before, kept on disk: the next start reads them instead of the whole model.
 
-Each product has a file of its own with a checksum; one that is missing or damaged is made again.
+Each weight has a file of its own with a checksum; one that is missing or damaged is made again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class QuantisedCache:
         return cls(cache_folder() / f"{form.name}-{key[:32]}")
 
     def get(self, number: int, shapes: tuple[torch.Size, torch.Size], code_type: torch.dtype) -> list[Tensor] | None:
-        """Codes and scales of the product that is read as the number-th; None where they are not kept, or damaged."""
+        """Codes and scales of the weight that is read as the number-th; None where they are not kept, or damaged."""
         file = self._file(number)
         if not file.is_file():
             return None

@@ -1,4 +1,4 @@
-"""The rows of a product's weight that one of several processes holds."""
+"""The rows of a linear layer's weight that one of several processes holds."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _indivisible(spec: ModelSpec) -> str | None:
             case AttentionSpec(is_fused=False, qk_norm="head" | None):
                 pass
             case AttentionSpec(is_fused=True):
-                return "their files have queries, keys and values in one product"
+                return "their files have queries, keys and values in one matrix"
             case AttentionSpec():
                 return "their queries are normalised over all heads"
             case LatentAttentionSpec():
@@ -104,7 +104,7 @@ def _indivisible(spec: ModelSpec) -> str | None:
             case MlpSpec(is_fused=False) | ExpertsSpec(latent_size=None, beside=None):
                 pass
             case MlpSpec():
-                return "their files have gate and up in one product"
+                return "their files have gate and up in one matrix"
             case ExpertsSpec():
                 return "they have experts of a width of their own, or beside a dense network"
             case None:

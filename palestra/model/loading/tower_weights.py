@@ -18,7 +18,7 @@ FIRST = "patch_embed.proj.weight"
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """Weight and bias of a product, or of a layer norm."""
+    """Weight and bias of a linear layer, or of a layer norm."""
 
     weight: Tensor
     bias: Tensor

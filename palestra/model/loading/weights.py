@@ -54,7 +54,7 @@ Parts = Sequence[tuple[str, int]]
 @dataclass(slots=True)
 class AttentionWeights:
     qkv: FrozenWeight
-    """q (with its gates, where there are some), k and v stacked: one product instead of three."""
+    """q (with its gates, where there are some), k and v stacked: one linear layer instead of three."""
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
     """[q heads + kv heads, head_dim]: one normalisation for both."""
@@ -336,8 +336,8 @@ class _Reader:
             return LayerEndWeights(scalar)
         return LayerEndWeights(
             scalar,
-            gate=self.product(f"{name}.per_layer_input_gate.weight", width, h),
-            projection=self.product(f"{name}.per_layer_projection.weight", h, width),
+            gate=self.linear(f"{name}.per_layer_input_gate.weight", width, h),
+            projection=self.linear(f"{name}.per_layer_projection.weight", h, width),
             norm=self.norm(f"{name}.post_per_layer_input_norm.weight", h),
         )
 
@@ -377,11 +377,11 @@ class _Reader:
             compress=self.linears.read([(f"{name}.{part}.weight", n) for part, n in compress], h),
             compress_bias=self.biases(name, compress, m.has_bias),
             q_norm=None if m.q_rank is None else self.norm(f"{name}.q_a_layernorm.weight", m.q_rank),
-            q_up=None if m.q_rank is None else self.product(f"{name}.q_b_proj.weight", heads * m.qk_dim, m.q_rank),
+            q_up=None if m.q_rank is None else self.linear(f"{name}.q_b_proj.weight", heads * m.qk_dim, m.q_rank),
             kv_norm=self.norm(f"{name}.kv_a_layernorm.weight", m.kv_rank),
             keys=keys.contiguous(),
             values=values.contiguous(),
-            o=self.product(f"{name}.o_proj.weight", h, heads * m.value_dim),
+            o=self.linear(f"{name}.o_proj.weight", h, heads * m.value_dim),
             o_bias=self.biases(name, [("o_proj", h)], m.has_bias),
         )
 
@@ -400,7 +400,7 @@ class _Reader:
             qkv=self.linears.read([(f"{name}.{part}.weight", n) for part, n in qkv], h, "outputs"),
             qkv_bias=self.biases(name, qkv, mixer.qkv_bias, "outputs"),
             qk_norm=qk_norm,
-            o=self.product(f"{name}.o_proj.weight", h, q, "inputs"),
+            o=self.linear(f"{name}.o_proj.weight", h, q, "inputs"),
             o_bias=self.biases(name, [("o_proj", h)], mixer.o_bias, "inputs"),
             sinks=self.part(f"{name}.sinks", heads.n_heads, dtype=torch.float32) if mixer.has_sinks else None,
             row_norms=row_norms,
@@ -410,12 +410,12 @@ class _Reader:
     def delta_net(self, name: str, mixer: DeltaNetSpec) -> DeltaNetWeights:
         h, heads, values = self.spec.hidden_size, mixer.n_value_heads, mixer.value_size
         if mixer.is_interleaved:
-            qkv, z = self.product(f"{name}.in_proj_qkvz.weight", mixer.conv_size + values, h), None
+            qkv, z = self.linear(f"{name}.in_proj_qkvz.weight", mixer.conv_size + values, h), None
             by_key_head = self.get(f"{name}.in_proj_ba.weight", 2 * heads, h).unflatten(0, (mixer.n_key_heads, 2, -1))
             ba = by_key_head.transpose(0, 1).flatten(0, 2).contiguous()
         else:
-            qkv = self.product(f"{name}.in_proj_qkv.weight", mixer.conv_size, h)
-            z = self.product(f"{name}.in_proj_z.weight", values, h)
+            qkv = self.linear(f"{name}.in_proj_qkv.weight", mixer.conv_size, h)
+            z = self.linear(f"{name}.in_proj_z.weight", values, h)
             ba = joined([self.get(f"{name}.in_proj_{x}.weight", heads, h) for x in "ba"])
         conv = self.get(f"{name}.conv1d.weight", mixer.conv_size, 1, mixer.conv_kernel, dtype=torch.float32)
         return DeltaNetWeights(
@@ -426,21 +426,21 @@ class _Reader:
             neg_a=changed(self.get(f"{name}.A_log", heads, dtype=torch.float32), lambda a: -a.exp()),
             dt_bias=self.get(f"{name}.dt_bias", heads, dtype=torch.float32),
             norm=self.get(f"{name}.norm.weight", mixer.value_dim, dtype=torch.float32),
-            out=self.product(f"{name}.out_proj.weight", h, values),
+            out=self.linear(f"{name}.out_proj.weight", h, values),
         )
 
     def mamba(self, name: str, m: MambaSpec) -> MambaWeights:
         h, wide = self.spec.hidden_size, torch.float32
         conv = self.get(f"{name}.conv1d.weight", m.conv_size, 1, m.conv_kernel, dtype=wide)
         return MambaWeights(
-            in_proj=self.product(f"{name}.in_proj.weight", m.in_size, h),
+            in_proj=self.linear(f"{name}.in_proj.weight", m.in_size, h),
             conv=conv[:, 0].T.contiguous(),
             conv_bias=self.get(f"{name}.conv1d.bias", m.conv_size, dtype=wide) if m.has_conv_bias else None,
             neg_a=changed(self.get(f"{name}.A_log", m.n_heads, dtype=wide), lambda a: -a.exp()),
             dt_bias=self.get(f"{name}.dt_bias", m.n_heads, dtype=wide),
             skip=self.get(f"{name}.D", m.n_heads, dtype=wide),
             norm=self.get(f"{name}.norm.weight", m.inner_size, dtype=wide).unflatten(0, (m.n_groups, -1)),
-            out=self.product(f"{name}.out_proj.weight", h, m.inner_size),
+            out=self.linear(f"{name}.out_proj.weight", h, m.inner_size),
         )
 
     def dense(self, name: str, size: int, mlp: MlpSpec) -> MlpWeights:
@@ -452,7 +452,7 @@ class _Reader:
         return MlpWeights(
             gate_up=self.linears.read([(f"{name}.{part}.weight", n) for part, n in gate_up], h, "outputs"),
             gate_up_bias=self.biases(name, gate_up, mlp.has_bias, "outputs"),
-            down=self.product(f"{name}.down_proj.weight", h, size, "inputs"),
+            down=self.linear(f"{name}.down_proj.weight", h, size, "inputs"),
             down_bias=self.biases(name, [("down_proj", h)], mlp.has_bias, "inputs"),
         )
 
@@ -469,8 +469,8 @@ class _Reader:
             else None,
             gate_up=gate_up,
             down=down,
-            latent_in=None if latent is None else self.product(f"{name}.fc1_latent_proj.weight", latent, h),
-            latent_out=None if latent is None else self.product(f"{name}.fc2_latent_proj.weight", h, latent),
+            latent_in=None if latent is None else self.linear(f"{name}.fc1_latent_proj.weight", latent, h),
+            latent_out=None if latent is None else self.linear(f"{name}.fc2_latent_proj.weight", h, latent),
             shared=self.dense(f"{name}.{mlp.shared_name}", mlp.shared_size, shared) if is_shared else None,
             shared_gate=self.get(f"{name}.shared_expert_gate.weight", 1, h)
             if is_shared and mlp.is_shared_gated
@@ -571,7 +571,7 @@ class _Reader:
         factor = self.spec.multipliers.logits
         return self.norm(name, size) if factor == 1.0 else changed(self.norm(name, size).float(), lambda w: w * factor)
 
-    def product(self, name: str, outputs: int, inputs: int, cut: Cut | None = None) -> FrozenWeight:
+    def linear(self, name: str, outputs: int, inputs: int, cut: Cut | None = None) -> FrozenWeight:
         return self.linears.read([(name, outputs)], inputs, cut)
 
     def biases(self, prefix: str, parts: Parts, present: bool, cut: Cut | None = None) -> Tensor | None:

@@ -102,7 +102,7 @@ class Bucket:
 
 
 class BucketedLora:
-    """What the adapters of a batch add to its products; see `LoraProducts`."""
+    """What the adapters of a batch add to its linear layers; see `LoraProducts`."""
 
     def __init__(self, runs: Sequence[RowRun], device: torch.device | str):
         by_stack: dict[int, list[RowRun]] = {}

@@ -74,7 +74,7 @@ class TileArrays:
 
 
 class TiledLora:
-    """What the adapters of a batch add to its products; see `LoraProducts`."""
+    """What the adapters of a batch add to its linear layers; see `LoraProducts`."""
 
     def __init__(self, runs: Sequence[RowRun], device: torch.device | str):
         self._runs, self._device = runs, device

@@ -46,7 +46,7 @@ class Tower:
     def __call__(self, picture: Picture) -> Features:
         spec, w = self.spec, self.weights
         rows, columns = picture.height // spec.patch, picture.width // spec.patch
-        x = _product(self._patches(picture), w.patches)
+        x = _affine(self._patches(picture), w.patches)
         down, right = (_blocked(axis, spec.merge) for axis in np.indices((rows, columns)))
         x = x + self._positions(down, right, rows, columns)
         turn = self._turn(down, right)
@@ -91,21 +91,21 @@ class Tower:
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
     def _layer(self, w: TowerLayerWeights, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        qkv = _product(_normed(x, w.norm1), w.qkv).unflatten(1, (3, self.spec.n_heads, -1))
+        qkv = _affine(_normed(x, w.norm1), w.qkv).unflatten(1, (3, self.spec.n_heads, -1))
         q, k = (rotate(part.float(), *turn).to(x.dtype) for part in (qkv[:, 0], qkv[:, 1]))
         q, k, v = (part.transpose(0, 1)[None] for part in (q, k, qkv[:, 2]))
         mixed = scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
-        x = x + _product(mixed, w.proj)
-        inner = gelu(_product(_normed(x, w.norm2), w.fc1), approximate="tanh")
-        return x + _product(inner, w.fc2)
+        x = x + _affine(mixed, w.proj)
+        inner = gelu(_affine(_normed(x, w.norm2), w.fc1), approximate="tanh")
+        return x + _affine(inner, w.fc2)
 
     def _merged(self, w: MergerWeights, x: Tensor) -> Tensor:
         size = self.spec.hidden_size * self.spec.merge**2
         x = _normed(x.reshape(-1, size), w.norm) if w.normalises_merged else _normed(x, w.norm).reshape(-1, size)
-        return _product(gelu(_product(x, w.fc1)), w.fc2)
+        return _affine(gelu(_affine(x, w.fc1)), w.fc2)
 
 
-def _product(x: Tensor, w: Affine) -> Tensor:
+def _affine(x: Tensor, w: Affine) -> Tensor:
     return linear(x, w.weight, w.bias)
 
 

@@ -21,7 +21,7 @@ INDIVISIBLE = {
     "deepseek_v3": "latent attention",
     "olmo2": "normalised over all heads",
     "gemma4_moe": "beside a dense network",
-    "phi3": "queries, keys and values in one product",
+    "phi3": "queries, keys and values in one matrix",
 }
 
 

@@ -166,7 +166,7 @@ def test_every_kind_of_talk_is_met():
 
 @pytest.mark.parametrize("name", ["busiest_sender", "injected_question"])
 def test_an_answer_among_others_is_worth_nothing(name: str):
-    for task in tasks(TEMPLATES[name], 10):
+    for task in tasks(TEMPLATES[name], 4):
         _, answer = solved(task)
         assert answer is not None
         assert score(task, [], answer) == 1.0
