@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu, softplus
 
 from palestra.model import kernels
 from palestra.model.attention.rope import rotate
@@ -47,6 +47,13 @@ class GatedNorm(Protocol):
         ...
 
 
+class DeltaGates(Protocol):
+    def __call__(self, x: Tensor, weight: Tensor, neg_a: Tensor, dt_bias: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Write strength and decay of a delta net's value heads, float32 [tokens, heads] each; weight: [2 * heads,
+        width]."""
+        ...
+
+
 class NormGated(Protocol):
     def __call__(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, /) -> Tensor:
         """RMSNorm of each group of x * silu(gate): x is float32 [tokens, groups, dim], the result [tokens, groups *
@@ -62,6 +69,7 @@ class BlockOps:
     rotate_heads: RotateHeads
     swiglu: SwiGlu
     gated_norm: GatedNorm
+    delta_gates: DeltaGates
     norm_gated: NormGated
 
     @classmethod
@@ -69,9 +77,10 @@ class BlockOps:
         if kernels.can_run(device, dtype):
             from palestra.model.kernels import block
             from palestra.model.kernels import gated_norm as heads
+            from palestra.model.kernels.delta_gates import delta_gates as gates
 
-            return cls(block.add_rms_norm, block.rotate_heads, block.swiglu, heads.gated_norm, heads.norm_gated)
-        return cls(add_rms_norm, rotate_heads, swiglu, gated_norm, norm_gated)
+            return cls(block.add_rms_norm, block.rotate_heads, block.swiglu, heads.gated_norm, gates, heads.norm_gated)
+        return cls(add_rms_norm, rotate_heads, swiglu, gated_norm, delta_gates, norm_gated)
 
 
 def add_rms_norm(hidden: Tensor, update: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -125,6 +134,11 @@ class _RmsNorm(Function):
 def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
     normed = rms_norm(x, weight, eps)
     return (normed * silu(gate.float()).view_as(normed)).flatten(1).to(gate.dtype)
+
+
+def delta_gates(x: Tensor, weight: Tensor, neg_a: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor]:
+    b, a = linear(x, weight).float().chunk(2, dim=-1)
+    return torch.sigmoid(b), neg_a * softplus(a + dt_bias)
 
 
 def norm_gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

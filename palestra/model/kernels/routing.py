@@ -19,33 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from palestra.model.kernels.narrow import chunk_sums
 from palestra.model.loading.layer_spec import ExpertsSpec
 
-LOGIT_ROWS = 16
-CHUNK = 512  # terms of a logit that are added without a break
 PAIRS = 128  # that one program counts and places
 FEW_ROWS = 128
 SUM_EPS = 1e-20  # what transformers adds to the sum of sigmoids before it divides
-
-
-@triton.jit
-def _logits_kernel(
-    X, ROUTER, SUMS, rows, K, E, x_stride,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """SUMS[chunk] = X ROUTER^T over the columns of a chunk (program axis 2): [rows, E]."""
-    r, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
-    k, chunk = tl.arange(0, BK), tl.program_id(2)
-    is_row, is_expert = (r < rows)[:, None], (n < E)[:, None]
-    x_row, w_row = X + r.to(tl.int64)[:, None] * x_stride + k[None], ROUTER + n[:, None] * K + k[None]
-    acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(chunk * CHUNK, tl.minimum((chunk + 1) * CHUNK, K), BK):
-        in_k = (start + k < K)[None]
-        x = tl.load(x_row + start, mask=is_row & in_k, other=0.0)
-        w = tl.load(w_row + start, mask=is_expert & in_k, other=0.0)
-        acc = tl.dot(x, tl.trans(w), acc)
-    place = SUMS + (chunk * rows + r).to(tl.int64)[:, None] * E + n[None]
-    tl.store(place, acc, mask=is_row & (n < E)[None])
 
 
 @triton.jit
@@ -176,23 +155,13 @@ def choose(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The router's logits without bias, the weights (float32) and the numbers of each row's experts. Rows whose slot
     is below 0 visit no expert: their numbers are -1."""
-    x, (rows, width), n = x.contiguous(), x.shape, spec.n_experts
-    chunks, columns = triton.cdiv(width, CHUNK), min(128, max(16, triton.next_power_of_2(n)))
-    sums = torch.empty(chunks, rows, n, dtype=torch.float32, device=x.device)
+    rows, n = len(x), spec.n_experts
     logits = torch.empty(rows, n, dtype=torch.float32, device=x.device)
     weights = torch.empty(rows, spec.per_token, dtype=torch.float32, device=x.device)
     numbers = torch.empty(rows, spec.per_token, dtype=torch.int64, device=x.device)
     if not rows:
         return logits, weights, numbers
-    _logits_kernel[(triton.cdiv(rows, LOGIT_ROWS), triton.cdiv(n, columns), chunks)](
-        *(x, router, sums, rows, width, n, x.stride(0)),
-        BM=LOGIT_ROWS,
-        BN=columns,
-        BK=64,
-        CHUNK=CHUNK,
-        num_warps=4,
-        num_stages=4,
-    )
+    sums = chunk_sums(x, router)
     n_groups, kept = spec.groups
     _route_kernel[(rows,)](
         *(sums, sums if bias is None else bias, numbers if replayed is None else replayed),
@@ -201,7 +170,7 @@ def choose(
         EB=triton.next_power_of_2(n),
         TOP=spec.per_token,
         TB=triton.next_power_of_2(spec.per_token),
-        N_CHUNKS=chunks,
+        N_CHUNKS=len(sums),
         IS_SIGMOID=spec.router == "sigmoid",
         NORMALISES=spec.normalises,
         GROUPS=n_groups,

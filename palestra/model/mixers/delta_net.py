@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, softplus
 
 from palestra.model.block_ops import BlockOps
 from palestra.model.loading.layer_spec import DeltaNetSpec
@@ -26,9 +25,8 @@ class DeltaNetMixer:
             qkv, z = self._split_key_heads(qkv)
         else:
             z = lora_linear(x, w.z, None, (n, "z"), plan)
-        b, a = linear(x, w.ba).float().chunk(2, dim=-1)
-        decay = w.neg_a * softplus(a + w.dt_bias)
-        mixed = inputs.recur.scan(n, inputs.recur.convolve(n, qkv, w.conv), torch.sigmoid(b), decay)
+        write, decay = self.ops.delta_gates(x, w.ba, w.neg_a, w.dt_bias)
+        mixed = inputs.recur.scan(n, inputs.recur.convolve(n, qkv, w.conv), write, decay)
         gated = self.ops.gated_norm(mixed, z, w.norm, self.spec.norm_eps)
         return lora_linear(gated, w.out, None, (n, "o"), plan)
 

@@ -233,6 +233,7 @@ def convolution(channels: int) -> None:
 
 def delta_net() -> None:
     """Qwen3.5-4B's."""
+    from palestra.model.kernels.delta_gates import delta_gates
     from palestra.model.kernels.delta_rule import delta_rule, delta_steps
     from palestra.model.kernels.gated_norm import gated_norm
     from palestra.model.loading.layer_spec import DeltaNetSpec
@@ -244,6 +245,8 @@ def delta_net() -> None:
     qkv, gate = numbers(ROWS, spec.conv_size, grad=True), numbers(ROWS, spec.value_size, grad=True)
     out = delta_rule(qkv, gates[0], gates[1], spans, spec)
     backward(gated_norm(out, gate, numbers(spec.value_dim, dtype=WIDE), 1e-6))
+    heads = numbers(spec.n_value_heads, dtype=WIDE)
+    backward(*delta_gates(numbers(ROWS, 4096, grad=True), numbers(2 * len(heads), 4096), heads, heads))
     with torch.no_grad():
         delta_steps(qkv, gates[0], gates[1], spans, spec, states, out)
         gated_norm(out, gate, numbers(spec.value_dim, dtype=WIDE), 1e-6)

@@ -109,3 +109,24 @@ def test_heads_are_normalised_and_gated(
     d_found, d_expected = (torch.autograd.grad(found, (x, gate), grad), torch.autograd.grad(expected, (x, wide), grad))
     for a, b in zip(d_found, d_expected, strict=True):
         assert_close(a, b)
+
+
+@pytest.mark.parametrize(("rows", "heads", "width"), [(3, 4, 48), (37, 20, 1300)])
+def test_gates_of_a_delta_net(
+    rows: int, heads: int, width: int, device: str, dtype: torch.dtype, assert_close: Close
+) -> None:
+    from palestra.model.kernels.delta_gates import delta_gates
+
+    x = torch.randn(rows, width, device=device, dtype=dtype).requires_grad_()
+    weight = torch.randn(2 * heads, width, device=device, dtype=dtype) * 3 / width**0.5
+    neg_a, bias = -torch.rand(heads, device=device), torch.randn(heads, device=device) * 12
+    found = delta_gates(x, weight, neg_a, bias)
+    wide = x.detach().float().requires_grad_()
+    expected = ops.delta_gates(wide, weight.float(), neg_a, bias)
+    grads = [torch.randn_like(y) for y in expected]
+    (d_found,) = torch.autograd.grad(found, x, grads)
+    (d_expected,) = torch.autograd.grad(expected, wide, grads)
+    for a, b in zip((*found, d_found), (*expected, d_expected), strict=True):
+        assert_close(a, b)
+    alone = [delta_gates(x[n : n + 1].detach(), weight, neg_a, bias) for n in range(3)]
+    assert all(torch.equal(a[0], b[n]) for n, pair in enumerate(alone) for a, b in zip(pair, found, strict=True))
