@@ -10,7 +10,6 @@ under a limit of the promised memory, and a run that needs more fails.
 from __future__ import annotations
 
 import gc
-import resource
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 import psutil
 import torch
 from harness import Measure, Progress, Report, Row, argument_parser, machine, report, some_of, versions
+from peers.device_memory import DeviceMemory
 from peers.ours import item_of
 from peers.workloads import TrainWork, timed
 
@@ -68,34 +68,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 """Defaults of these classes are the published sizes."""
 
 
-class Memory:
-    """Memory that this process takes on the device from now on; on a GPU it can take no more than the limit."""
-
-    def __init__(self, device: torch.device, limit_bytes: int):
-        self.device = device
-        if device.type == "cuda":
-            gc.collect()  # a sampler's graphs and the case before are in circles
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-            free, total = torch.cuda.mem_get_info()
-            self._outside = total - free - torch.cuda.memory_reserved()
-            torch.cuda.set_per_process_memory_fraction((limit_bytes - self._outside) / total)
-        else:
-            self._outside = _resident_peak()
-
-    def peak_bytes(self) -> int:
-        """With CUDA's own share, its libraries and kernels."""
-        if self.device.type != "cuda":
-            return _resident_peak() - self._outside
-        free, total = torch.cuda.mem_get_info()
-        outside = total - free - torch.cuda.memory_reserved()
-        return torch.cuda.max_memory_reserved() + outside
-
-
-def _resident_peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def run(case: Case, device: torch.device, progress: Progress) -> list[Row]:
     what = f"{case.shape} {case.weights}"
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -103,15 +75,20 @@ def run(case: Case, device: torch.device, progress: Progress) -> list[Row]:
     spec = ModelSpec.from_config(config)
     files = RandomWeights(config, device)
     plan = plan_memory(files, spec, case.request)
-    memory = Memory(device, case.memory_bytes)
+    memory = DeviceMemory(device, case.memory_bytes)
     progress.say(f"{what}: drawing and quantising {count_parameters(spec) / 1e9:.1f} billion weights")
     decoder = Decoder(spec, lay_out(files, spec, dtype, device, FORMS[case.weights]))
     loaded = memory.peak_bytes()
     pool = AdapterPool(spec, dtype=decoder.dtype, device=device)
     adapter = pool.create(LoraConfig(rank=RANK, seed=0))
     sampler = Sampler(decoder, pool, cache_tokens=case.rows * case.context, max_rows=case.rows)
-    trainer = Trainer(decoder, pool, token_budget=plan.micro_batch_tokens, checkpointing=True)
-    work = TrainWork((512,) * (plan.micro_batch_tokens // 512 if device.type == "cuda" else 1))
+    trainer = Trainer(
+        decoder,
+        pool,
+        token_budget=plan.micro_batch_tokens,
+        checkpointing="offload" if plan.offloaded_bytes else True,
+    )
+    work = TrainWork((case.context,) * (plan.micro_batch_tokens // case.context if device.type == "cuda" else 1))
     items = [item_of(adapter, tokens) for tokens in work.data(spec.vocab_size)]
     requests = [
         SampleRequest(

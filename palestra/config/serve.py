@@ -197,8 +197,9 @@ class ModelConfig(Config):
     """The highest LoRA rank that a client may ask for."""
     micro_batch_tokens: PositiveInt | None = None
     """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
-    checkpointing: bool = False
-    """Recompute activations in the backward pass, which takes less memory and more time."""
+    checkpointing: bool | Literal["offload"] = False
+    """Recompute activations in the backward pass, which takes less memory and more time. offload: what layers keep for
+    that waits in the host's memory."""
     share_prefixes: bool | None = None
     """Compute tokens that several data of a training request begin with once, forward and backward. None: yes,
     but for what has no attention kernels on a GPU, such as float32."""

@@ -42,7 +42,7 @@ from palestra.model.lora.adapters import Rows
 from palestra.model.numerics import Numerics
 from palestra.model.training.gradient_tree import GradientTree, balanced_shards, tree_place
 from palestra.model.training.prepared import Prepared
-from palestra.types import AdamParams, Datum, LoraConfig, VisionCard
+from palestra.types import AdamParams, Checkpointing, Datum, LoraConfig, VisionCard
 from palestra.types.engine import UNQUANTISED, DatumOutput, ModelCard, Pass, WorkerConfig
 
 CUDA_TOKENS = 8192
@@ -69,7 +69,7 @@ class TorchConfig:
     threads: int | None = None
     max_rank: int = 256
     micro_batch_tokens: int | None = None
-    checkpointing: bool = False
+    checkpointing: Checkpointing = False
     share_prefixes: bool | None = None
     gradient_shards: int = 1
     numerics: Numerics = "exact"
@@ -279,6 +279,9 @@ class TorchTrainer:
         if not self.trainer.checkpointing:
             self.trainer.checkpointing = True  # the same bits, recomputed
             return "activations are recomputed in backward passes from now on (checkpointing)"
+        if self.trainer.checkpointing is True and self.trainer.decoder.device.type == "cuda":
+            self.trainer.checkpointing = "offload"  # the same bits, copied
+            return "what layers keep waits in the host's memory from now on (checkpointing: offload)"
         if not self._has_cut:
             self._has_cut = True
             self.token_budget = self.trainer.token_budget = self.token_budget // 2

@@ -118,8 +118,10 @@ class Decoder:
         update = None
         for layer in layers:
             if checkpointing and torch.is_grad_enabled():
+                if update is not None:
+                    hidden = hidden + update  # as the layer would: so one tensor is kept instead of two
                 hidden, update = checkpoint(
-                    layer, hidden, update, inputs, plan, use_reentrant=False, preserve_rng_state=False
+                    layer, hidden, None, inputs, plan, use_reentrant=False, preserve_rng_state=False
                 )
             else:
                 hidden, update = layer(hidden, update, inputs, plan)

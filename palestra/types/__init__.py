@@ -18,6 +18,7 @@ from palestra.types.sampling import (
 )
 from palestra.types.training import (
     AdamParams,
+    Checkpointing,
     Datum,
     ImageChunk,
     LoraConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "MAX_GRAMMAR",
     "MAX_TEMPERATURE",
     "AdamParams",
+    "Checkpointing",
     "Datum",
     "Grammar",
     "GrammarKind",

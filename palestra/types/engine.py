@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from palestra.types.pictures import Picture, VisionCard
 from palestra.types.sampling import SampleRequest, SampleResult, TopLogprobs
-from palestra.types.training import AdamParams, Datum, LoraConfig
+from palestra.types.training import AdamParams, Checkpointing, Datum, LoraConfig
 
 # What to do with a model
 
@@ -648,7 +648,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_models: int = 1024
     micro_batch_tokens: int | None = None
     """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
-    checkpointing: bool = False
+    checkpointing: Checkpointing = False
     share_prefixes: bool | None = None
     """None: yes, but for float32 on a GPU."""
     gradient_shards: int = 1

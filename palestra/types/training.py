@@ -75,6 +75,11 @@ class LossName(StrEnum):
     GSPO = "gspo"
 
 
+Checkpointing = bool | Literal["offload"]
+"""Whether activations are computed again in the backward pass; `offload`: what is kept for that waits in the host's
+memory."""
+
+
 class LoraConfig(Struct, frozen=True, kw_only=True):
     """What a LoRA adapter is made with: rank, scale, seed, and which layers it changes."""
 

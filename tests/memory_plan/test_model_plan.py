@@ -100,6 +100,23 @@ def test_more_rows_and_tokens_take_more(tmp_path):
     assert tight.micro_batch_tokens < one.micro_batch_tokens
 
 
+def test_a_sequence_is_planned_whole_and_its_activations_are_offloaded_where_only_that_fits(tmp_path):
+    folder = write_hollow(tmp_path / "8b", "qwen3-8b")
+    spec = ModelSpec.from_folder(folder)
+    with WeightFiles(folder) as files:
+        on_device, beside = (plan_memory(files, spec, PlanRequest(size * 10**9, 1, 32768, "nf4")) for size in (40, 24))
+    assert on_device.micro_batch_tokens == beside.micro_batch_tokens == 32768
+    assert "models.0.checkpointing=true" in on_device.settings
+    assert not on_device.offloaded_bytes
+    assert beside.fits
+    assert "models.0.checkpointing=offload" in beside.settings
+    assert beside.offloaded_bytes == 36 * 32768 * 4096 * 2
+    text = palestra(
+        "model", "info", folder, "--plan", "--memory", "24GB", "--rows", 1, "--context", 32768, "--weights", "nf4"
+    )
+    assert "in main memory" in text.output
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("16GB", 16 * 10**9), ("40GiB", 40 << 30), ("1.5g", 1_500_000_000), ("512", 512), ("2 TB", 2 * 10**12)],

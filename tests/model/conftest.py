@@ -25,7 +25,7 @@ from palestra.model.mixers import chunked_scan
 from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.mlp.routing import Routing
 from palestra.model.sampling import state_slots
-from palestra.types import Datum, LoraConfig, SampleRequest, SampleResult, SamplingParams
+from palestra.types import Checkpointing, Datum, LoraConfig, SampleRequest, SampleResult, SamplingParams
 
 GEMMA4 = {
     "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -213,7 +213,7 @@ def get_bench(random_model: Callable[..., Path]) -> GetBench:
         load_dtype: str | None = None,
         max_rank: int = 64,
         token_budget: int | None = None,
-        checkpointing: bool = False,
+        checkpointing: Checkpointing = False,
         share_prefixes: bool = True,
         **options: Any,
     ) -> Bench:

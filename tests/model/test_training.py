@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model import Decoder, Trainer, TrainItem, encode
+from palestra.model.mlp import dense
+from palestra.model.training import activation_offload
 from palestra.model.training.prepared import decode
 from palestra.types import AdamParams, Datum, SampleRequest, SamplingParams
 from tests.model.conftest import GEMMA4
@@ -26,6 +28,13 @@ def check_close(ours, truth, tolerance=1e-5):
     assert whole > 0
     for name, gradient in ours.items():
         assert (gradient - truth[name]).norm() <= tolerance * truth[name].norm() + 0.1 * tolerance * whole, name
+
+
+def trained(bench):
+    """Results of a request of two adapters, and the gradients of both."""
+    adapters = [bench.adapter(seed=1), bench.adapter(seed=2)]
+    results = bench.trainer.forward_backward(bench.items(adapters, LENGTHS))
+    return results, [bench.gradient(adapter) for adapter in adapters]
 
 
 def check_equal(ours, truth):
@@ -175,16 +184,35 @@ def test_forward_never_touches_gradients(bench):
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen3_5", "qwen3_moe", "nemotron_h", "gemma4"])
 def test_activation_checkpointing_gives_the_same_gradients(get_bench, family):
-    ends, options = [], {"overrides": GEMMA4} if family == "gemma4" else {}
-    for checkpointing in (False, True):
-        bench = get_bench(family, checkpointing=checkpointing, **options)
-        adapters = [bench.adapter(seed=1), bench.adapter(seed=2)]
-        results = bench.trainer.forward_backward(bench.items(adapters, LENGTHS))
-        ends.append((results, [bench.gradient(a) for a in adapters]))
+    options = {"overrides": GEMMA4} if family == "gemma4" else {}
+    ends = [trained(get_bench(family, checkpointing=checkpointing, **options)) for checkpointing in (False, True)]
     for a, b in zip(*(r for r, _ in ends), strict=True):
         assert np.array_equal(a.logprobs, b.logprobs)
     for a, b in zip(*(g for _, g in ends), strict=True):
         check_close(b, a, 1e-6)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "nemotron_h"])
+def test_offloaded_activations_give_the_same_bits(get_bench, monkeypatch, family):
+    monkeypatch.setattr(activation_offload, "LEAST_BYTES", 0)
+    (results, gradients), (offloaded, theirs) = (
+        trained(get_bench(family, checkpointing=checkpointing)) for checkpointing in (True, "offload")
+    )
+    for a, b in zip(results, offloaded, strict=True):
+        assert np.array_equal(a.logprobs, b.logprobs)
+    for a, b in zip(gradients, theirs, strict=True):
+        check_equal(b, a)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_feed_forward_networks_of_long_batches_are_computed_in_parts(get_bench, monkeypatch, checkpointing):
+    results, gradients = trained(get_bench(checkpointing=checkpointing))
+    monkeypatch.setattr(dense, "LONG_ROWS", 7)
+    in_parts, theirs = trained(get_bench(checkpointing=checkpointing))
+    for a, b in zip(results, in_parts, strict=True):
+        assert np.allclose(a.logprobs, b.logprobs, atol=1e-5)
+    for a, b in zip(gradients, theirs, strict=True):
+        check_close(b, a)
 
 
 def test_forward_and_backward_are_separate_steps(get_bench):

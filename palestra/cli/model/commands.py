@@ -218,6 +218,8 @@ def _print_plan(plan: MemoryPlan, rows: int, context: int) -> None:
             click.echo(f"  {name:<28} {bytes_text(size):>10}")
     verdict = "fits into" if plan.fits else "does not fit into"
     click.echo(f"  {'together':<28} {bytes_text(plan.total_bytes):>10}, {verdict} {bytes_text(plan.memory_bytes)}")
+    if plan.offloaded_bytes:
+        click.echo(f"  {'beside it, in main memory':<28} {bytes_text(plan.offloaded_bytes):>10}")
     if plan.fits:
         click.echo(f"  settings: {' '.join(plan.settings)}")
     else:

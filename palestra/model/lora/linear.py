@@ -62,6 +62,7 @@ class LoraPlan:
     """Requires grad, so that autograd records the first layer too; None when nothing below the head is trained."""
     runs: list[RowRun] = field(default_factory=list)
     """The rows that have adapters: experts sort them in every layer anew."""
+    _parts: dict[int, list[LoraPlan]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -74,6 +75,20 @@ class LoraPlan:
         below_head = any(name != UNEMBED for run in merged for name in run.adapter.stack.layout.sites)
         anchor = torch.zeros((), requires_grad=True) if train and below_head else None
         return cls(_products(merged, device), anchor, merged)
+
+    def parts(self, rows: int, size: int, device: torch.device) -> list[LoraPlan]:
+        """The plans of parts of `size` rows each, the last one shorter; made once."""
+        if size not in self._parts:
+            self._parts[size] = [self._part(i, min(i + size, rows), device) for i in range(0, rows, size)]
+        return self._parts[size]
+
+    def _part(self, start: int, stop: int, device: torch.device) -> LoraPlan:
+        runs = []
+        for run in self.runs:
+            low, high = max(run.start, start), min(run.start + run.rows, stop)
+            if low < high:
+                runs.append(RowRun(run.adapter, low - start, high - low))
+        return LoraPlan(_products(runs, device) if runs else None, self.anchor, runs)
 
 
 def _products(runs: list[RowRun], device: torch.device | str) -> LoraProducts:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from palestra.model.block_ops import SwiGlu
 from palestra.model.loading.weights import MlpWeights
 from palestra.model.lora.linear import LoraPlan, lora_linear
 from palestra.model.mlp.routing import Routing
+
+LONG_ROWS = 8192
+"""More rows are computed in parts of so many, so that a long sequence needs no memory for their inner states."""
 
 
 class DenseMlp:
@@ -17,6 +22,17 @@ class DenseMlp:
         self.gate_up_site, self.down_site = (n, f"{kind}gate_up"), (n, f"{kind}down")
 
     def __call__(self, x: Tensor, plan: LoraPlan, routing: Routing | None = None) -> Tensor:
+        if len(x) <= LONG_ROWS:
+            return self._run(x, plan)
+        plans = plan.parts(len(x), LONG_ROWS, x.device)
+        return torch.cat([self._part(*part) for part in zip(x.split(LONG_ROWS), plans, strict=True)])
+
+    def _part(self, x: Tensor, plan: LoraPlan) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self._run(x, plan)
+        return checkpoint(self._run, x, plan, use_reentrant=False, preserve_rng_state=False)
+
+    def _run(self, x: Tensor, plan: LoraPlan) -> Tensor:
         w = self.weights
         activated = self.activate(lora_linear(x, w.gate_up, w.gate_up_bias, self.gate_up_site, plan))
         return lora_linear(activated, w.down, w.down_bias, self.down_site, plan)

@@ -23,8 +23,16 @@ class RequestTooLarge(ValueError):
     """The sequence would not fit even with the whole page pool to itself."""
 
 
+MANY_SHARE, LEAST_SHARE = 4, 16
+"""Where others decode, prompts get the whole budget if they are one in so many, and at least the budget divided by the
+second."""
+
 _by_arrival = attrgetter("arrival")
 _by_adapter_slot = attrgetter("adapter_slot", "arrival")
+
+
+def _is_decoding(seq: Sequence) -> bool:
+    return len(seq.tokens) - seq.computed == 1 and seq.computed >= seq.prompt_len
 
 
 def _place(queue: list[Sequence], seq: Sequence) -> int:
@@ -94,7 +102,7 @@ class Scheduler:
     def plan(self) -> StepPlan:
         if self.states is not None and self._uncommitted is not None:
             self._roll_back(self.states, self._uncommitted)
-        plan = self._uncommitted = StepPlan()
+        plan = self._uncommitted = StepPlan(prefill_budget=self._prefill_budget())
         for seq in self._running:  # it may shrink meanwhile, but only behind `seq`
             self._enter(seq, plan)
         self._admit(plan)
@@ -191,7 +199,7 @@ class Scheduler:
         pending = len(seq.tokens) - seq.computed
         if not pending:
             raise RuntimeError(f"sequence {seq.uid} was ready: append to it or finish it before the next plan")
-        is_decoding = pending == 1 and seq.computed >= seq.prompt_len
+        is_decoding = _is_decoding(seq)
         length = int(len(plan.decode) < self.max_rows) if is_decoding else self._prefill_length(seq, plan)
         end = seq.computed + length
         if not length or (self._missing(seq, end) and not self._take_pages(seq, end, plan)):
@@ -202,8 +210,18 @@ class Scheduler:
             plan.prefill.append(SequenceChunk(seq, seq.computed, end))
             plan.prefill_tokens += length
 
+    def _prefill_budget(self) -> int:
+        """Tokens of prompts that a step computes: fewer where few sequences have some and many decode, so that one long
+        prompt does not hold up sixty others."""
+        decoding = sum(_is_decoding(seq) for seq in self._running)
+        if not decoding:
+            return self.prefill_tokens
+        filling = len(self._running) - decoding + self.waiting
+        share = self.prefill_tokens * filling * MANY_SHARE // (filling + decoding)
+        return min(self.prefill_tokens, max(share, self.prefill_tokens // LEAST_SHARE, 1))
+
     def _prefill_length(self, seq: Sequence, plan: StepPlan) -> int:
-        budget = self.prefill_tokens - plan.prefill_tokens
+        budget = plan.prefill_budget - plan.prefill_tokens
         if self.states is None:
             return min(len(seq.tokens) - seq.computed, budget)
         return self.states.prefill_end(seq, budget, must_move=not plan.prefill_tokens) - seq.computed
@@ -256,7 +274,7 @@ class Scheduler:
         The books are summed up once and kept from there: a newcomer that fits never takes a page from another.
         """
         rows = sum(1 + len(seq.siblings) for seq in self._running)
-        if not self._waiting or rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens:
+        if not self._waiting or rows >= self.max_rows or plan.prefill_tokens >= plan.prefill_budget:
             return
         owed = sum(self._owed(seq) for seq in self._running)
         busy = [seq for seq in self._running if self._will_share(seq)]
@@ -272,7 +290,7 @@ class Scheduler:
             self._start(seq)
             self._enter(seq, plan)
             rows += 1 + len(seq.siblings)
-            if rows >= self.max_rows or plan.prefill_tokens >= self.prefill_tokens:
+            if rows >= self.max_rows or plan.prefill_tokens >= plan.prefill_budget:
                 return
             owed += self._owed(seq)
             if self._will_share(seq):

@@ -94,6 +94,8 @@ class StepPlan:
     prefill: list[SequenceChunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     """(source page, target page), before the step writes: in this order, or all reads before all writes."""
+    prefill_budget: int = 0
+    """Tokens of prompts that it may have."""
     prefill_tokens: int = 0
     rows: list[SequenceChunk] = field(default_factory=list)
     """Both together, as they were planned."""

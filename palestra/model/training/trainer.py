@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,7 @@ from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.mlp.routing import Routing
 from palestra.model.shared_rows import Readers, sum_runs
+from palestra.model.training.activation_offload import ActivationOffload
 from palestra.model.training.head import HeadPass, LossRun, run_head
 from palestra.model.training.losses import datum_metrics
 from palestra.model.training.optimizer import StepResult, optim_step
@@ -27,7 +29,7 @@ from palestra.model.training.prefix_trees import PlannedBatch, PrefixTrees, grow
 from palestra.model.training.prepared import Prepared, TrainItem, prepare
 from palestra.model.transfers import to_device
 from palestra.model.vision.placed import BatchPictures, PictureRows, sequence_positions
-from palestra.types import AdamParams
+from palestra.types import AdamParams, Checkpointing
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +73,12 @@ class Trainer:
         pool: AdapterPool,
         *,
         token_budget: int | None = None,
-        checkpointing: bool = False,
+        checkpointing: Checkpointing = False,
         share_prefixes: bool = True,
     ):
-        """`share_prefixes`: tokens that several data of an adapter begin with are computed once."""
+        """`checkpointing`: layers keep their input alone, on the device or in the host's memory (`offload`), and are
+        computed again in the backward pass. `share_prefixes`: tokens that several data of an adapter begin with are
+        computed once."""
         self.decoder, self.pool, self.checkpointing = decoder, pool, checkpointing
         self.share_prefixes = share_prefixes
         self.token_budget = token_budget or (1024 if decoder.device.type == "cpu" else 8192)
@@ -133,10 +137,12 @@ class Trainer:
         if train:
             self._begin(done, adapters)
         try:
-            with torch.set_grad_enabled(train):
+            is_offloaded = train and self.checkpointing == "offload"
+            keeping = ActivationOffload(device).keeping() if is_offloaded else nullcontext()
+            with torch.set_grad_enabled(train), keeping:
                 hidden = self.decoder(
                     *(tokens, positions, attend, plan, recur),
-                    checkpointing=self.checkpointing,
+                    checkpointing=bool(self.checkpointing),
                     routing=routing,
                     pictures=pictures,
                 )

@@ -319,6 +319,22 @@ def test_long_prompts_are_split_and_short_ones_share_a_step():
     assert engine.step().prefill == [SequenceChunk(later, 2, 4)]
 
 
+@pytest.mark.parametrize(
+    ("decoding", "prompts", "tokens"), [(0, 1, 32), (3, 1, 32), (7, 1, 16), (63, 1, 2), (32, 32, 32)]
+)
+def test_few_prompts_get_a_small_part_of_a_step_in_which_many_decode(decoding, prompts, tokens):
+    engine = Engine.of(400, 4, max_rows=64, prefill_tokens=32)
+    for uid in range(decoding):
+        engine.scheduler.add(make(uid, [uid % 4] * 2, 20))
+    while engine.scheduler.waiting:
+        engine.step()
+    for uid in range(prompts):
+        engine.scheduler.add(make(100 + uid, [uid % 4] * 40, 41))
+    plan = engine.step()
+    assert (len(plan.decode), plan.prefill_tokens) == (decoding, tokens)
+    engine.run()
+
+
 def test_when_pages_run_out_the_youngest_goes_back_and_the_oldest_never():
     engine = Engine.of(8, 2, prefill_tokens=8)
     seqs = [make(uid, [uid, uid + 1], 16) for uid in range(4)]
