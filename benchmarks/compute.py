@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from harness import Progress, Report, Row, argument_parser, figure, machine, report, some_of, versions
@@ -26,8 +25,9 @@ from peers.workloads import SampleWork, TrainWork, ragged, sampling_contender, t
 
 from palestra.model import Adapter
 from palestra.model.numerics import Numerics, set_numerics
-from palestra.testing.drawn_model import draw_model
-from palestra.testing.random_model import SHAPES, make_random_model
+from palestra.testing.drawn_model import draw_published
+from palestra.testing.random_config import PUBLISHED, SHAPES
+from palestra.testing.random_model import make_random_model
 
 TENANTS = 16
 GPU_SHAPES = ("qwen3-0.6b", "qwen3-4b")
@@ -216,7 +216,7 @@ def decode_roofline(contest: Contest, what: str, target: Target) -> list[Row]:
 def numerics(contest: Contest, what: str, target: Target) -> list[Row]:
     """`exact` against `fast`; graphs remember the products that they were recorded with."""
     ours, adapters = contest.ours, contest.ours.adapters(1, unembed=False)
-    work = TrainWork(ragged(16, 64, 960, seed=5))
+    work, is_large = TrainWork(ragged(16, 64, 960, seed=5)), contest.shape in EXPERT_GOALS
 
     def under(name: Numerics, contender: Callable[[], float]) -> Callable[[], float]:
         def run() -> float:
@@ -228,13 +228,18 @@ def numerics(contest: Contest, what: str, target: Target) -> list[Row]:
 
         return run
 
+    def train() -> Callable[[], float]:
+        step = ours.stepper(work, *adapters, checkpointing=is_large)
+        return training_contender(step, work.tokens, ours.device)
+
     rows = []
     for kind, make in (
         ("decode, 256 rows", lambda: decode_contender(ours, DecodeWork(256), adapters)),
-        ("training", lambda: training_contender(ours.stepper(work, *adapters), work.tokens, ours.device)),
+        ("training", train),
     ):
         exact, fast = (under(name, make()) for name in ("exact", "fast"))
         rows.append(contest.versus(f"{what}, {kind}", "tok/s", exact, ("ours, fast", fast), target))
+        contest.release()
     ours.free(adapters)
     return rows
 
@@ -283,15 +288,7 @@ EXPERT_GOALS = {
 HYBRID_GOALS = {
     "qwen3.5-9b": {"256 rows, one adapter": 15_000, "1 row, one adapter": 150, "training 16 x 512": 9_500},
 }
-FAMILIES = {
-    "qwen3-30b-a3b": "qwen3_moe",
-    "gpt-oss-20b": "gpt_oss",
-    "qwen3.5-9b": "qwen3_5",
-    "qwen3.5-35b-a3b": "qwen3_5_moe",
-    "nemotron-3-nano": "nemotron_h",
-}
-"""Models in shapes that no other family has; their weights are drawn on the card."""
-OVERRIDES: dict[str, dict[str, Any]] = {"nemotron-3-nano": {"mamba_head_dim": 64, "n_groups": 8}}
+HYBRIDS = ("qwen3.5-9b", "nemotron-3-nano", "gemma4-12b", "gemma4-26b-a4b")
 CASES = (
     Case(
         "sample_ragged",
@@ -339,7 +336,7 @@ CASES = (
     Case("sample_tenants", sample_tenants, targets={"tiny": Target(ratio=0.8)}),
     Case("decode", decode, gpu_shapes=("qwen3-4b",), on_cpu=False, targets={"qwen3-4b": Target(value=27_000)}),
     Case("experts", experts, gpu_shapes=tuple(EXPERT_GOALS), on_cpu=False),
-    Case("hybrid", hybrid, gpu_shapes=("qwen3.5-9b", "nemotron-3-nano"), on_cpu=False),
+    Case("hybrid", hybrid, gpu_shapes=HYBRIDS, on_cpu=False),
     Case(
         "decode_roofline",
         decode_roofline,
@@ -353,6 +350,8 @@ CASES = (
     Case("numerics", numerics, gpu_shapes=("qwen3-4b",), on_cpu=False, targets={"qwen3-4b": Target(ratio=0.95)}),
 )
 NAMES = tuple(case.name for case in CASES)
+ALONE = ("experts", "hybrid", "numerics")
+"""Rows without another's model beside ours: weights are drawn on the card."""
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -378,7 +377,8 @@ def plan(args: argparse.Namespace) -> dict[tuple[str, str], list[Case]]:
     for case in wanted:
         own = (case.gpu_shapes or GPU_SHAPES) if on_gpu else case.shapes
         for shape in args.shape or (own[:1] if args.quick else own):
-            models.setdefault((_family(case, shape), shape), []).append(case)
+            family, _ = PUBLISHED.get(shape, (case.family, {}))
+            models.setdefault((family, shape), []).append(case)
     return models
 
 
@@ -394,8 +394,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
         rounds = args.rounds or (2 if args.quick else 5 if shape == "tiny" else 3)
         with tempfile.TemporaryDirectory(prefix="palestra-bench-") as scratch:
             progress.doing(f"making the {shape} model of {family}")
-            if shape in FAMILIES:
-                folder, model = Path(scratch), draw_model(family, shape, dtype, args.device, OVERRIDES.get(shape))
+            if all(case.name in ALONE for case in cases):
+                folder, model = Path(scratch), draw_published(shape, dtype, args.device)
             else:
                 folder = make_random_model(Path(scratch) / shape, family=family, shape=shape, dtype=dtype)
                 model = None
@@ -414,11 +414,6 @@ def run(args: argparse.Namespace, progress: Progress) -> Report:
 
 def _beside(row: Row) -> str:
     return "" if row.ratio is None else f", {row.ratio:.2f}x of {row.peer}"
-
-
-def _family(case: Case, shape: str) -> str:
-    """The case's own, unless the shape is one that only another family has."""
-    return FAMILIES.get(shape, "qwen3_5" if shape.startswith("qwen3.5") else case.family)
 
 
 def main(argv: list[str] | None = None) -> int:

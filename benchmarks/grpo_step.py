@@ -2,16 +2,19 @@
 
     python benchmarks/grpo_step.py --quick
     python benchmarks/grpo_step.py --device cuda --shape qwen3-4b
+    python benchmarks/grpo_step.py --device cuda --shape qwen3-30b-a3b --groups 32 --drawn
 
 A random model plays an environment whose rewards are random and differ within a group, so that no group is drawn anew.
 The core is asked for the same numbers of tokens without server, environment and loop; the plain loop is transformers'
-`generate` and PEFT's training step, each timed on a part of the work and scaled up to all of it.
+`generate` and PEFT's training step, each timed on a part of the work and scaled up to all of it. With --drawn the
+worker draws the weights itself, and the whole step is measured alone: sampled tokens a second.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import sys
 import tempfile
@@ -20,6 +23,7 @@ from itertools import count
 from pathlib import Path
 
 from harness import Measure, Progress, Report, Row, argument_parser, figure, machine, positive, report, versions
+from peers.drawn_engine import drawn_engine
 from peers.ours import Ours
 from peers.workloads import SampleWork, TrainWork, timed
 
@@ -28,12 +32,15 @@ from palestra.endpoints.own_server import own_server
 from palestra.model import load_model
 from palestra.runs.listener import Silence
 from palestra.runs.writer import RunFolder
-from palestra.testing.random_model import SHAPES, make_random_model
+from palestra.testing.random_config import PUBLISHED, SHAPES
+from palestra.testing.random_model import make_random_model
 from palestra.training.launch import train
 
 INSIDE = 0.8
 FASTER = 4.0
 PEER_PART = 4  # the plain loop does a quarter of the groups
+GOALS = {"qwen3-30b-a3b": 2_500}
+"""Sampled tokens a second, end to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +53,36 @@ class Size:
 
 def main() -> None:
     args = parse()
-    size = Size(4, 4, 16, 3) if args.quick else Size(64, 8, 512, args.steps)
+    size = Size(4, 4, 16, 3) if args.quick else Size(args.groups, args.samples, args.tokens, args.steps)
+    family, overrides = PUBLISHED.get(args.shape, ("qwen3", {}))
     dtype = "float32" if args.device == "cpu" else "bfloat16"
     progress = Progress()
     with tempfile.TemporaryDirectory() as scratch:
         progress.doing(f"making the {args.shape} model")
-        folder = make_random_model(Path(scratch) / args.shape, shape=args.shape, dtype=dtype)
-        steps = asyncio.run(run_steps(Path(scratch), folder, args.device, size, progress))
+        folder = make_random_model(
+            Path(scratch) / args.shape,
+            family=family,
+            shape=args.shape,
+            dtype=dtype,
+            overrides=overrides,
+            has_weights=not args.drawn,
+        )
+        if args.drawn:
+            os.environ |= drawn_engine(Path(scratch) / "engine")
+        steps = asyncio.run(run_steps(Path(scratch), folder, args, size, progress))
         prompt = round(statistics.mean(s["prompt"] for s in steps))
         for step in steps:
             progress.say(f"a step: {', '.join(f'{name} {figure(value)}' for name, value in step.items())}")
-        bench = Bench(folder, dtype, args.device, size, prompt, progress)
-        rows = [*rows_of_core(bench, steps), row_of_loop(bench, steps)]
+        if args.drawn:
+            rows = [row_of_step(args.shape, steps)]
+        else:
+            bench = Bench(folder, dtype, args.device, size, prompt, progress)
+            rows = [*rows_of_core(bench, steps), row_of_loop(bench, steps)]
     progress.done()
     work = f"{size.groups} groups of {size.samples}, {size.tokens} new tokens, prompts of {prompt}"
-    notes = [
-        f"{args.shape}: {work}; {size.steps} steps, the first dropped",
-        "the plain loop: transformers and PEFT on a part of the work, scaled up",
-    ]
+    notes = [f"{args.shape}: {work}; {size.steps} steps, the first dropped"]
+    if not args.drawn:
+        notes.append("the plain loop: transformers and PEFT on a part of the work, scaled up")
     packages = ("palestra", "torch", "transformers", "peft")
     report(Report("grpo_step", machine(), versions(packages), rows, notes), json_line=args.json)
 
@@ -73,16 +92,25 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--shape", choices=tuple(SHAPES), help="tiny on the CPU, qwen3-0.6b on a GPU")
     parser.add_argument("--steps", type=positive, default=4, metavar="N")
+    parser.add_argument("--groups", type=positive, default=64, metavar="N", help="prompts a step")
+    parser.add_argument("--samples", type=positive, default=8, metavar="N", help="answers to a prompt")
+    parser.add_argument("--tokens", type=positive, default=512, metavar="N", help="of an answer")
+    parser.add_argument("--drawn", action="store_true", help="the worker draws the weights; without peers")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the server")
     args = parser.parse_args()
     args.shape = args.shape or ("tiny" if args.device == "cpu" else "qwen3-0.6b")
     return args
 
 
-async def run_steps(scratch: Path, folder: Path, device: str, size: Size, progress: Progress) -> list[dict[str, float]]:
+async def run_steps(
+    scratch: Path, folder: Path, args: argparse.Namespace, size: Size, progress: Progress
+) -> list[dict[str, float]]:
     """Seconds and tokens of each step but the first."""
     sys.path.insert(0, str(Path(__file__).parent))
     async with own_server(
-        str(folder), "random", scratch / "state", scratch / "log", progress.doing, device=device
+        *(str(folder), "random", scratch / "state", scratch / "log", progress.doing),
+        device=args.device,
+        settings=args.set,
     ) as url:
         settings = [
             *("kind=grpo", f"steps={size.steps}", "eval.every=0", "checkpoint.every=1000000", f"server={url}"),
@@ -106,6 +134,11 @@ async def run_steps(scratch: Path, folder: Path, device: str, size: Size, progre
         }
         for m in metrics
     ]
+
+
+def row_of_step(shape: str, steps: list[dict[str, float]]) -> Row:
+    rates = Measure(tuple(step["sampled"] / step["total"] for step in steps))
+    return Row("a step, end to end", "tok/s", rates, target_value=GOALS.get(shape))
 
 
 def rows_of_core(bench: Bench, steps: list[dict[str, float]]) -> list[Row]:

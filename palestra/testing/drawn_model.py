@@ -13,7 +13,7 @@ from palestra.model import Decoder, Model, ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.loading.weights import lay_out
 from palestra.model.quantised.forms import Form
-from palestra.testing.random_config import SHAPES, Shape, random_config
+from palestra.testing.random_config import PUBLISHED, SHAPES, Shape, random_config
 from palestra.testing.random_model import draw, parameters_of
 
 
@@ -32,6 +32,11 @@ def draw_model(
     spec, where = ModelSpec.from_config(config), torch.device(device)
     weights = lay_out(RandomWeights(config, where), spec, getattr(torch, dtype), where, form)
     return Model(Path("memory"), spec, Decoder(spec, weights), form.name if form else None)
+
+
+def draw_published(shape: str, dtype: str, device: str) -> Model:
+    family, overrides = PUBLISHED[shape]
+    return draw_model(family, shape, dtype, device, overrides)
 
 
 class RandomWeights(WeightFiles):

@@ -42,6 +42,8 @@ SHAPES = {
     "nemotron-3-nano": Shape(
         2688, 26, 32, 2, 128, 1856, 131072, tie=False, max_positions=262144, experts=(128, 6, 1856)
     ),
+    "gemma4-12b": Shape(3840, 48, 16, 8, 256, 15360, 262144, tie=True, max_positions=262144),
+    "gemma4-26b-a4b": Shape(2816, 30, 16, 8, 256, 2112, 262144, tie=True, max_positions=262144, experts=(128, 8, 704)),
 }
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -283,6 +285,36 @@ YARN: dict[str, dict[str, Any]] = {
 """Families whose published models have this rope scaling, and what they add to it."""
 YARN_FACTOR = 32
 FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def _gemma4_as_published(layers: int) -> dict[str, Any]:
+    """What larger ones have: five layers with a window for each without, whose values are its keys, and no inputs of
+    each layer's own."""
+    return {
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": [SLIDING if (i + 1) % 6 else FULL for i in range(layers)],
+        "num_global_key_value_heads": 2,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 1024,
+        "use_double_wide_mlp": False,
+    }
+
+
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3-0.6b": ("qwen3", {}),
+    "qwen3-4b": ("qwen3", {}),
+    "qwen3-8b": ("qwen3", {}),
+    "qwen3-30b-a3b": ("qwen3_moe", {}),
+    "qwen3.5-4b": ("qwen3_5", {}),
+    "qwen3.5-9b": ("qwen3_5", {}),
+    "qwen3.5-35b-a3b": ("qwen3_5_moe", {}),
+    "gpt-oss-20b": ("gpt_oss", {}),
+    "nemotron-3-nano": ("nemotron_h", {"mamba_head_dim": 64, "n_groups": 8}),
+    "gemma4-12b": ("gemma4", _gemma4_as_published(48)),
+    "gemma4-26b-a4b": ("gemma4_moe", _gemma4_as_published(30)),
+}
+"""The family of each published shape, and what differs there from our small models of it."""
 
 
 def pick(what: str, table: dict[str, T], name: str) -> T:

@@ -41,8 +41,10 @@ def make_random_model(
     context: int | None = None,
     shards: int = 1,
     overrides: dict[str, Any] | None = None,
+    has_weights: bool = True,
 ) -> Path:
-    """Write a model that `transformers` loads. The weights depend on seed, names and shapes, not on shards.
+    """Write a model that `transformers` loads. The weights depend on seed, names and shapes, not on shards; without
+    them, the folder is for an engine that draws them itself.
 
     `overrides` replaces keys of config.json before the weights are made. With `rope_theta` or `rope_scaling` in it,
     the file has these older keys instead of `rope_parameters`.
@@ -73,7 +75,8 @@ def make_random_model(
         folder / "generation_config.json",
         {"do_sample": True, "eos_token_id": [ids.turn_end, ids.end_of_text], "pad_token_id": ids.end_of_text},
     )
-    _write_weights(folder, config, seed, torch_dtype, shards)
+    if has_weights:
+        _write_weights(folder, config, seed, torch_dtype, shards)
     return folder
 
 
