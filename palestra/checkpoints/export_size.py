@@ -1,4 +1,4 @@
-"""How much disk an exported model needs, by the headers of its base's files."""
+"""Estimates the disk space of an exported model from the headers of its base's files."""
 
 from __future__ import annotations
 

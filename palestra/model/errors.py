@@ -1,4 +1,4 @@
-"""What can go wrong below the engine, named for the boundary that broke."""
+"""Errors below the engine, named for the boundary that broke."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which matrix products torch uses on a GPU, and so whether a row's result depends on the rows beside it.
+"""Chooses the matrix products of torch on a GPU, and so whether a row's result depends on the rows beside it.
 
 Without split-K, cuBLASLt adds the terms of a product in one order whatever the number of rows. That is the default.
 """

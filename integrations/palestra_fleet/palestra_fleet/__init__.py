@@ -1,4 +1,4 @@
-"""Where verifiers looks for an environment of this name; the work is in palestra itself."""
+"""The name under which verifiers finds our environment; the work is in palestra itself."""
 
 from palestra.environments.fleet.verifiers_env import FleetEnv, FleetHarness, FleetTaskset
 

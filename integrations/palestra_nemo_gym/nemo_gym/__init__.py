@@ -1,4 +1,4 @@
-"""What a server that was written for NeMo Gym imports, for running it unchanged in a Palestra gym."""
+"""The stand-in for NeMo Gym: servers that were written for it import this, and run unchanged in a Palestra gym."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of an agent's files are its work, and which only say how it went."""
+"""Tells the files that are an agent's work from those that only report how it went."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What stands before every server: sessions in a signed cookie, errors as answers."""
+"""The middleware of every server: sessions in a signed cookie, errors as answers."""
 
 from __future__ import annotations
 

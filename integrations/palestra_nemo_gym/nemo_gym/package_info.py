@@ -1,4 +1,4 @@
-"""Which NeMo Gym this stands in for."""
+"""The version of NeMo Gym that this stands in for."""
 
 from nemo_gym import __version__
 

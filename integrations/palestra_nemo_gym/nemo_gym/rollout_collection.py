@@ -1,4 +1,4 @@
-"""What an agent may say in its result about where the row goes. Collecting itself is `palestra gym collect`."""
+"""Fields of an agent's result that say where the row goes. Collecting itself is `palestra gym collect`."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Which rollout a call belongs to: an id in front of the path, and in the task that serves it."""
+"""The rollout that a call belongs to: an id in front of the path, and in the task that serves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent saw of its own rollout: conversations, tool calls, compactions, and what it could not see."""
+"""Records of what an agent saw of its own rollout: conversations, tool calls, compactions, and what was hidden."""
 
 from __future__ import annotations
 

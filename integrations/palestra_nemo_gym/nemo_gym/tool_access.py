@@ -1,4 +1,4 @@
-"""How an agent reaches the tools of an episode."""
+"""An agent's access to the tools of an episode."""
 
 from __future__ import annotations
 

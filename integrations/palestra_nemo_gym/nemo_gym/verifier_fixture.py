@@ -1,4 +1,4 @@
-"""What a resources server says about its verifier's test cases. NeMo Gym's `gym env test` runs them; we do not."""
+"""Test cases of a resources server's verifier. NeMo Gym's `gym env test` runs them; we do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the scripts look for their entry points; the work is in palestra itself."""
+"""Entry points of the scripts; the work is in palestra itself."""
 
 from palestra.cli.gym.ng.commands import by_old_name, gym
 

@@ -1,4 +1,4 @@
-"""Which of our model families the GGUF format has, and what its readers know of each."""
+"""The model families that the GGUF format has, and what its readers know of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the format's names stands for how a tokenizer splits text before it looks for merges.
+"""Finds GGUF's name for the way in which a tokenizer splits text before it looks for merges.
 
 A GGUF file has no pattern, only a name of llama.cpp's list; the wrong one would give other tokens.
 """

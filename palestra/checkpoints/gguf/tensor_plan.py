@@ -1,4 +1,4 @@
-"""Which tensors a GGUF file has, and how each is made of the merged weights of a Hugging Face folder."""
+"""Plans the tensors of a GGUF file: each is made of merged weights of a Hugging Face folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What weights are called in a GGUF file."""
+"""The names of weights in a GGUF file."""
 
 from __future__ import annotations
 

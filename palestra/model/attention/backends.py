@@ -1,4 +1,4 @@
-"""Which code attends, by what it runs on: kernels of our own on a GPU in half precision, torch elsewhere."""
+"""Chooses the code that attends, by the device: kernels of our own on a GPU in half precision, torch elsewhere."""
 
 from __future__ import annotations
 

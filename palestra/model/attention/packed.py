@@ -1,6 +1,6 @@
 """Causal attention over packed sequences: what training and fresh prompts use.
 
-On a GPU in half precision kernels of our own do it (`tiled_attention`). Elsewhere sequences of similar length are
+On a GPU in half precision kernels of our own do it (`attention/tiled`). Elsewhere sequences of similar length are
 computed together, right-padded: with a causal mask no real position sees the padding, so no mask tensor is needed.
 Sequences that share rows (`Branches`) are computed as one, with a mask.
 """

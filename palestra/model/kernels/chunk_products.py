@@ -1,4 +1,4 @@
-"""What the kernels of recurrences in chunks share: spans of rows, sums of decays, and products of float32's accuracy.
+"""Helpers of the kernels of recurrences in chunks: spans of rows, sums of decays, and products of float32's accuracy.
 
 Products of two float32 operands are three passes of tf32 (`tf32x3`); where one operand is of the model's half type,
 which tf32 holds exactly, two.

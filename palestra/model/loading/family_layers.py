@@ -1,4 +1,4 @@
-"""From a family's config.json to its layers: which mechanisms each of them combines."""
+"""Makes the layers of a family from its config.json: each combines some mechanisms."""
 
 from __future__ import annotations
 

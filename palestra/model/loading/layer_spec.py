@@ -1,4 +1,4 @@
-"""What one layer of a model is: records that a family's entry combines."""
+"""Records that describe one layer of a model; a family's entry combines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `palestra model info` shows: facts about a folder, and estimates that follow from them."""
+"""Facts about a model folder, and estimates that follow from them, for `palestra model info`."""
 
 from __future__ import annotations
 

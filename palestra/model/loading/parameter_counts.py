@@ -1,4 +1,4 @@
-"""How many parameters a model has, by its spec alone."""
+"""Counts the parameters of a model by its spec alone."""
 
 from __future__ import annotations
 

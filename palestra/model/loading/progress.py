@@ -1,4 +1,4 @@
-"""How far the loading of a model is: log lines with GB and GB/s."""
+"""Reports how far the loading of a model is: log lines with GB and GB/s."""
 
 from __future__ import annotations
 

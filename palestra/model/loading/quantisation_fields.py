@@ -1,4 +1,4 @@
-"""What config.json says of weights that its files keep in 8 or 4 bits, and which of that can be read."""
+"""Reads the fields of config.json about weights in 8 or 4 bits, and refuses forms that cannot be read."""
 
 from __future__ import annotations
 

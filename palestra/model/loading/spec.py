@@ -1,4 +1,4 @@
-"""What a model is: its shape and its layers, read from a Hugging Face `config.json`."""
+"""The spec of a model: its shape and its layers, read from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 

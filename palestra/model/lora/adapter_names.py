@@ -1,4 +1,4 @@
-"""How adapter files name what an adapter changes: Tinker's names and PEFT's.
+"""Names of an adapter's matrices in files: Tinker's and PEFT's.
 
 Where a checkpoint keeps several of our projections as rows of one matrix, Tinker's files (and ours, by default) have
 an A and a B for each. PEFT knows the one matrix only: there the A matrices are stacked, and B is block-diagonal.

@@ -1,4 +1,4 @@
-"""How adapter files name the matrices of experts: Tinker's form, and two of PEFT's.
+"""Names of experts' matrices in adapter files: Tinker's form, and two of PEFT's.
 
 Tinker's (and ours, by default)    w1 (gate), w3 (up), w2 (down): A [n, rank, in], B [n, out, rank] of n experts, with 1
                                    instead of n where they share a matrix

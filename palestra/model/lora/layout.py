@@ -1,4 +1,4 @@
-"""Where an adapter's numbers are within its row: the matrices of each site, by the model and the LoRA's config alone.
+"""The layout of an adapter's row: the place of each site's matrices, by the model and the LoRA's config alone.
 
 A site is a place in a layer where products share an input x [rows, in]: y[:, its columns] += scale * (x A^T) B^T for
 each of its p parts, such as q, k and v. The numbers of an adapter are one flat row, and in it stand, site by site,

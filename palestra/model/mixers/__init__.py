@@ -1,1 +1,1 @@
-"""What mixes positions in a layer: softmax or latent attention, a gated delta net, or Mamba-2. One module for each."""
+"""Mixers of positions in a layer: softmax or latent attention, a gated delta net, or Mamba-2. One module for each."""

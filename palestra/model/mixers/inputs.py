@@ -1,4 +1,4 @@
-"""What the layers of a forward pass share."""
+"""Inputs that the layers of a forward pass share."""
 
 from __future__ import annotations
 

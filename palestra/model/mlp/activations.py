@@ -1,4 +1,4 @@
-"""What happens between the two products of a feed-forward network."""
+"""Activations between the two linear layers of a feed-forward network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which experts a token visits, and products over rows that are sorted by expert.
+"""Chooses the experts of a token, and multiplies rows that are sorted by expert.
 
 Everything has one fixed order: rows keep theirs within an expert, and what the experts of a token return is summed in
 the order in which the router named them.

@@ -1,4 +1,4 @@
-"""What changes the distribution that a token is drawn from: masks, penalties, bias, then top-k, top-p and min-p.
+"""Rules that change the distribution of a token: masks, penalties, bias, then top-k, top-p and min-p.
 
 Of logits [rows, vocabulary], each rule changes the rows that ask for it; the others keep their bits.
 """

@@ -1,4 +1,4 @@
-"""What a request asks about its own prompt: log-probabilities, likeliest tokens, chosen tokens, draws.
+"""Answers what a request asks about its own prompt: log-probabilities, likeliest tokens, chosen tokens, draws.
 
 Row i comes from the hidden state at position i and speaks about prompt token i + 1. After a preemption rows may come
 again: they overwrite themselves. All log-probabilities are the unscaled model's.

@@ -1,4 +1,4 @@
-"""Which experts the cached positions visited: kept in pages, as keys and values are.
+"""The experts that cached positions visited, kept in pages as keys and values are.
 
 So whoever finds a prefix in the cache finds its routing, too, and samples of one prompt share it. Owns: these ids.
 Never touches: which page belongs to whom, the router.

@@ -1,4 +1,4 @@
-"""What a request is while it is sampled, and what a step of the sampler returns.
+"""Records of requests that are sampled, and of what a step of the sampler returns.
 
 Owns: these records. Never touches: the decoder, scheduling.
 """

@@ -1,4 +1,4 @@
-"""From hidden states to log-probabilities and back, without ever holding [tokens x vocabulary].
+"""Computes log-probabilities from hidden states, and gradients back, without ever holding [tokens x vocabulary].
 
 Logits of a chunk of rows are made, reduced and dropped. When a position's gradient needs only its own
 log-probability (every loss but the sequence-level ones), the chunk's backward is done while its logits are there;

@@ -1,4 +1,4 @@
-"""How evenly a router spreads tokens over experts, under the names of Tinker's metrics."""
+"""Measures how evenly a router spreads tokens over experts, under the names of Tinker's metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pictures stand in a sequence: the ids of their rows, rope positions, and the features that a batch needs.
+"""Pictures in their places of a sequence: the ids of their rows, rope positions, and the features that a batch needs.
 
 A picture's row has an id below 0 where text has a token: made of the picture's digest and the row's number, so that
 whatever compares tokens (shared prefixes, pages of the cache) finds equal pictures and only these.

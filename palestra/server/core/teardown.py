@@ -1,4 +1,4 @@
-"""How sessions and models end: what they hold is released, then the end is written to the database.
+"""Ends sessions and models: what they hold is released, then the end is written to the database.
 
 Owns: that order. Never touches: why they end.
 """

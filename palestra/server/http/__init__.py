@@ -1,1 +1,1 @@
-"""What the routes of all protocols share: authentication, bodies, log lines, API descriptions."""
+"""Authentication, bodies, log lines and API descriptions, which the routes of all protocols share."""

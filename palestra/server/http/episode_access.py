@@ -1,4 +1,4 @@
-"""Who may do what with episodes, and under which name a player holds its leases."""
+"""Access to episodes: who may do what, and under which name a player holds its leases."""
 
 from __future__ import annotations
 

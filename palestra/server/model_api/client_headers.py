@@ -1,4 +1,4 @@
-"""What a client's headers say about it: its name and version, and for which of its agents a call is."""
+"""Reads a client's headers: its name and version, and for which of its agents a call is."""
 
 from __future__ import annotations
 

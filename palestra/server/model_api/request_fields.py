@@ -1,4 +1,4 @@
-"""What becomes of request fields that no chat call uses: one table for each API.
+"""Refuses or ignores request fields that no chat call uses: one table for each API.
 
 Fields that are used are in the schemas. Every other one is of three kinds. Without effect: whatever its value, nothing
 is lost. Ignored: the call is answered without it, and a header and the trace say so. Refused: answering without it

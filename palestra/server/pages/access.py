@@ -1,4 +1,4 @@
-"""Who may look at the pages of a server: those who may use its API, in a browser by a cookie."""
+"""Access to the pages of a server: whoever may use its API may see them, in a browser by a cookie."""
 
 from __future__ import annotations
 

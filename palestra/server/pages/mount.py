@@ -1,4 +1,4 @@
-"""Where the dashboard is mounted; it is imported and made at the first request."""
+"""Mounts the dashboard, which is imported and made at the first request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the dashboard takes of a server."""
+"""The parts of a server that the dashboard uses."""
 
 from __future__ import annotations
 

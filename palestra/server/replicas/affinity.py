@@ -1,5 +1,5 @@
-"""Which server a conversation is at: the one that sampled the tokens at the beginning of a prompt has their keys and
-values cached.
+"""Finds the server that has a conversation: the one that sampled the tokens at the beginning of a prompt has their keys
+and values cached.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""How a sampler elsewhere joins a running server: it asks for admission by HTTP, and gets what its engine starts
-with."""
+"""Lets a sampler elsewhere join a running server: it is admitted by HTTP, and gets what its engine starts with."""
 
 from __future__ import annotations
 

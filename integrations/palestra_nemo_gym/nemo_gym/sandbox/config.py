@@ -1,4 +1,4 @@
-"""Which provider a server's `sandbox_provider` is: a block of the config by its name, or given in place."""
+"""Resolves a server's `sandbox_provider`: a block of the config by its name, or given in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where images come from, and how many cores a sandbox tells its programs."""
+"""Helpers of sandboxes: names of images, and the number of cores that programs are told."""
 
 _CPU_VARIABLES = """OMP_NUM_THREADS OMP_THREAD_LIMIT OPENBLAS_NUM_THREADS MKL_NUM_THREADS NUMEXPR_NUM_THREADS
     VECLIB_MAXIMUM_THREADS BLIS_NUM_THREADS PYTHON_CPU_COUNT NUMBA_NUM_THREADS LOKY_MAX_CPU_COUNT POLARS_MAX_THREADS

@@ -1,4 +1,4 @@
-"""What the pictures show: drawn at random from a seed, with a question and its answer.
+"""Scenes of pictures: drawn at random from a seed, with a question and its answer.
 
 | kind | a picture of | the question |
 | --- | --- | --- |

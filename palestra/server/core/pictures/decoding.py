@@ -1,4 +1,4 @@
-"""What the server and the process that decodes pictures say to each other."""
+"""Messages between the server and the process that decodes pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept for clients that ask for many samples at once and name none of those that they wait for.
+"""Completions for clients that ask for many samples at once and name none of those that they wait for.
 
 `Completions` has a client's finished samples in the order in which they finished, with a cursor. `NumberBlock` is in
 the database: samples are in memory only, so a restarted server has to know by itself which of them may have been lost:

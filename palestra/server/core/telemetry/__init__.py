@@ -1,1 +1,1 @@
-"""What the server says about itself: metrics, traces, health. Begin at `metrics`."""
+"""Metrics, traces and health of the server. Begin at `metrics`."""

@@ -1,4 +1,4 @@
-"""What the server has done in the last minutes, read from its metrics every two seconds.
+"""The server's work of the last minutes, read from its metrics every two seconds.
 
 Owns: the readings that are kept, rates and quantiles between two of them. Never touches: what is counted (`metrics`).
 """

@@ -1,4 +1,4 @@
-"""Where the processes of workers run: on this machine, or elsewhere (`ray_host`).
+"""Hosts of workers' processes: this machine, or others (`ray_host`).
 
 Owns: starting them here, finding those that an earlier server has started. Never touches: what they say, restarts.
 """

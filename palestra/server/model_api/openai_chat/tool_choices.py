@@ -1,4 +1,4 @@
-"""Which tools an answer may call, and whether it has to."""
+"""The tools that an answer may call, and whether it has to."""
 
 from __future__ import annotations
 

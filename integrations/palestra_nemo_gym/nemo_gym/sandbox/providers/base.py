@@ -1,4 +1,4 @@
-"""What a provider of sandboxes does, and what is said to it."""
+"""The interface of a provider of sandboxes, and the records that it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which providers there are: Palestra's, those that were registered, and those that installed packages publish."""
+"""The registry of providers: Palestra's, those that were registered, and those that installed packages publish."""
 
 from __future__ import annotations
 

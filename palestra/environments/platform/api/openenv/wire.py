@@ -1,4 +1,4 @@
-"""What OpenEnv's clients send and receive: actions, frames, observations, schemas."""
+"""Messages of OpenEnv's clients: actions, frames, observations, schemas."""
 
 from __future__ import annotations
 
