@@ -86,7 +86,7 @@ class Bench:
         family, overrides = PUBLISHED.get(shape, ("qwen3", {}))
         wide = replace(SHAPES[shape], max_positions=2 * self.size.long)
         self.progress.doing(f"drawing {shape}")
-        return Ours(draw_model(family, wide, self.dtype, str(self.device), overrides, form and FORMS[form]))
+        return Ours(draw_model(family, wide, self.dtype, str(self.device), overrides, FORMS[form] if form else None))
 
     def release(self) -> None:
         gc.collect()

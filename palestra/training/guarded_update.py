@@ -7,14 +7,17 @@ measured by scoring rows that were played, those of groups without variance too,
 
 which is the KL divergence to second order, never negative, and not carried away by one token that became likely. Above
 the bound, weights and optimizer return to the state saved before, and the step is repeated at half the learning rate.
+That state is saved while the step's rollouts are played: with large adapters it takes as long as the update itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -75,12 +78,32 @@ class PolicyUpdater:
         self._kept: list[TrainingBatch] = []
         """Batches whose gradients the server holds since the last optimizer step."""
         self._kept_rows: list[Branch] = []
+        self._saving: asyncio.Task[str] | None = None
+        """Saves the state that the next update is undone to."""
 
     @property
     def has_kept_gradient(self) -> bool:
         """Whether a gradient is kept, which a checkpoint would lose: save only what `_save_to_resume` of the loop
         saves."""
         return bool(self._kept)
+
+    @asynccontextmanager
+    async def saving_ahead(self) -> AsyncIterator[None]:
+        """Inside, where nothing trains, the state that the next update is undone to is saved."""
+        if self._saving is None and self._config.update_guard.enabled:
+            self._saving = asyncio.create_task(self._policy.save(BEFORE, ttl_s=BEFORE_TTL_S))
+        try:
+            yield
+        except BaseException:
+            if (saving := self._saving) is not None:
+                self._saving = None
+                saving.cancel()
+                await asyncio.wait([saving])
+            raise
+
+    async def _saved(self) -> str:
+        saving, self._saving = self._saving, None
+        return await (saving or self._policy.save(BEFORE, ttl_s=BEFORE_TTL_S))
 
     async def update(
         self, groups: Sequence[Group], batch: TrainingBatch, adam: AdamParams, version: int
@@ -107,7 +130,7 @@ class PolicyUpdater:
     ) -> AppliedUpdate:
         begin = time.monotonic()
         self._listener.stage(Stage.GUARD, 0, 0)
-        address = await self._policy.save(BEFORE, ttl_s=BEFORE_TTL_S)
+        address = await self._saved()
         sequences = await self._before(self._choose(rows, version), version)
         undone: list[float] = []
         while True:

@@ -107,7 +107,8 @@ class GrpoLoop:
     async def _step(self, collector: GroupCollector, sampler: PolicySampler) -> PolicySampler:
         version, clock = self._state.step, StageClock(self._listener)
         with clock.of(Stage.COLLECT):
-            groups = await self._collect(collector, sampler)
+            async with self._updater.saving_ahead():
+                groups = await self._collect(collector, sampler)
         with clock.of(Stage.SCORE):
             oldest = oldest_trained(self._config, version)
             rows = trainable_rows(groups, self._config, oldest)
