@@ -8,29 +8,29 @@ its entry alone, and the entry is generated again when it is graded.
 
 from __future__ import annotations
 
+import base64
 import importlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import pickle
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 from palestra.chat.tool_calls import without_thinking
 from palestra.environments.errors import UnknownEnvironment
+from palestra.environments.grading.grader_processes import ChildError, shared_graders
 from palestra.environments.held_out import is_held_out
+from palestra.environments.reasoning_gym_datasets import COMPOSITE, PACKAGE, generators, settings_of
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.util.json_types import JsonMapping, JsonObject
 from palestra.util.suggest import did_you_mean
 
-PACKAGE = "reasoning_gym"
-COMPOSITE = "composite"
-SIZE, SEED = 2000, 0
-SETTINGS = {"args", "curriculum", "system_prompt"}
-
-
-class Generator(NamedTuple):
-    dataset: Any
-    level: int | None
-    """The level of the curriculum, if it is one of several."""
+CHILD = "palestra.environments.grading.reasoning_gym_child"
+LIMIT_S = 30.0
+SETTINGS = {"args", "curriculum", "exact", "system_prompt"}
+PLAIN = re.compile(r"[\w .,:;'/×+\n-]{0,500}")
+"""Answers that are scored in this process. Some generators evaluate an answer as Python; nothing can be called, indexed
+or multiplied by this."""
 
 
 class ReasoningGym(BaseTextEnv):
@@ -44,25 +44,46 @@ class ReasoningGym(BaseTextEnv):
 
     def __init__(self, env_config: Any = None, extras: JsonObject | None = None) -> None:
         super().__init__(env_config, extras)
-        generators = _generators(self.generator, env_config or {})
-        self._dataset = generators[self.extras.get("part", 0)].dataset
+        self._part = self.extras.get("part", 0)
+        self._settings = _checked_settings(self.generator, env_config or {})
+        self._dataset = generators(self.generator, self._settings)[self._part].dataset
         self._entry = self._dataset[self.extras["index"]]
+        self._is_exact = bool((env_config or {}).get("exact"))
         self._has_answer = True
+        self._error: str | None = None
 
-    def step(self, action: str) -> BaseTextEnvStepOutput:
+    async def step_async(self, action: str) -> BaseTextEnvStepOutput:
         if self.turns:
             raise RuntimeError("reasoning_gym: the episode is over after one step")
         self.turns += 1
         answer = answer_of(action)
         self._has_answer = bool(answer)
-        reward = float(self._dataset.score_answer(answer, self._entry))
+        score = await self._score(answer)
+        reward = float(score >= 1) if self._is_exact else score
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={"answer": answer})
+
+    async def _score(self, answer: str | None) -> float:
+        """Returns the generator's own score; an answer that it cannot read is worth 0."""
+        if answer is None or PLAIN.fullmatch(answer):
+            try:
+                return float(self._dataset.score_answer(answer, self._entry))
+            except Exception as error:  # boundary: code of the package
+                self._error = f"{type(error).__name__}: {error}"[:500]
+                return 0.0
+        entry = base64.b64encode(pickle.dumps(self._entry)).decode()
+        generator = {"name": self.generator, "settings": self._settings, "part": self._part}
+        try:
+            found = await shared_graders(CHILD).request({**generator, "entry": entry, "answer": answer}, LIMIT_S)
+        except ChildError as error:  # half characters; or it takes more time than any right answer
+            found = {"score": 0.0, "error": str(error)}
+        self._error = found.get("error")
+        return found["score"]
 
     def get_metrics(self) -> JsonObject:
         return {"parse_error": 0.0 if self._has_answer else 1.0}
 
     def get_verdict(self) -> JsonObject:
-        return {"expected": str(self._entry["answer"])}
+        return {"expected": str(self._entry["answer"]), **({"error": self._error} if self._error else {})}
 
 
 def answer_of(text: str) -> str | None:
@@ -88,7 +109,7 @@ def environment(name: str) -> type[ReasoningGym]:
 
 
 def _rows(name: str, config: JsonMapping, split: str) -> Iterator[JsonObject]:
-    for part, (dataset, level) in enumerate(_generators(name, config)):
+    for part, (dataset, level) in enumerate(generators(name, _checked_settings(name, config))):
         seen: set[str] = set()
         for index in range(len(dataset)):
             entry = dataset[index]
@@ -111,39 +132,7 @@ def _prompt(question: str, config: JsonMapping) -> list[JsonObject]:
     return [*system, {"role": "user", "content": question}]
 
 
-def _generators(name: str, config: JsonMapping) -> Sequence[Generator]:
+def _checked_settings(name: str, config: JsonMapping) -> str:
     if unknown := sorted(set(config) - SETTINGS):
         raise ValueError(f"{PACKAGE}:{name} has no setting {unknown[0]!r}; there are: {', '.join(sorted(SETTINGS))}")
-    return _made(name, json.dumps([config.get("args") or {}, config.get("curriculum")], sort_keys=True))
-
-
-@cache
-def _made(name: str, settings: str) -> Sequence[Generator]:
-    args, curriculum = json.loads(settings)
-    args = {"size": SIZE, "seed": SEED, **args}
-    if curriculum is None:
-        return [Generator(_dataset(name, args), None)]
-    levels = curriculum if isinstance(curriculum, list) else [curriculum]
-    return [Generator(_at_level(name, level, args), place) for place, level in enumerate(levels)]
-
-
-def _dataset(name: str, args: JsonObject) -> Any:
-    if name == COMPOSITE:
-        spec = importlib.import_module(f"{PACKAGE}.composite").DatasetSpec
-        args = {**args, "datasets": [spec(**{"weight": 1.0, "config": {}, **one}) for one in args["datasets"]]}
-    return importlib.import_module(PACKAGE).create_dataset(name, **args)
-
-
-def _at_level(name: str, level: int | Mapping[str, int], args: JsonObject) -> Any:
-    """Makes a generator of the package's curriculum: at this level in everything, or with a level for each attribute;
-    `args` are added."""
-    factory = importlib.import_module(f"{PACKAGE}.factory")
-    if not factory.has_curriculum(name):
-        raise ValueError(f"reasoning-gym has no curriculum for {name!r}; leave out config.curriculum")
-    curriculum = factory.create_curriculum(name)
-    if isinstance(level, int):
-        curriculum.set_global_level(level)
-    else:
-        for attribute, at in level.items():
-            curriculum.set_attr_level(attribute, at)
-    return factory.DATASETS[name][0](config=curriculum.generate_configuration(args))
+    return settings_of(config)

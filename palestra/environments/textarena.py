@@ -41,6 +41,8 @@ class TextArenaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     at an endpoint, such as an older checkpoint of the run at its server."""
     seat: Literal[0, 1] | None = None
     """The seat of the policy. None: the first in games of even seeds, the second in odd ones."""
+    only_wins: bool = False
+    """Whether all but the full reward of 1 is worth 0: draws, losses, and what games give for a part."""
     system_prompt: str = ""
 
 
@@ -100,7 +102,8 @@ class TextArena(BaseTextEnv):
         return {"seat": self._seat, "reason": reasons[0] if reasons else ""}
 
     def _reward(self) -> float:
-        return float((self._env.state.rewards or {}).get(self._seat, 0.0))
+        reward = float((self._env.state.rewards or {}).get(self._seat, 0.0))
+        return float(reward >= 1) if self._settings.only_wins else reward
 
     def _check_opponent(self) -> None:
         """A model may break the rules, and loses then; a function that does says nothing about the policy."""
@@ -176,13 +179,15 @@ def _started(game: str, args: JsonObject, seed: int) -> tuple[Any, int]:
     for wrapper in games[game].default_wrappers or ():
         if issubclass(wrapper, package.ActionWrapper):
             env = wrapper(env)
+    refused: Exception | None = None
     for players in (1, 2):
         try:
             env.reset(num_players=players, seed=seed)
-        except AssertionError:
+        except (AssertionError, ValueError) as error:  # games say either where the number of players is wrong
+            refused = error
             continue
         return env, players
-    raise ValueError(f"{PACKAGE}:{game} is for more than two players, which cannot be played here")
+    raise ValueError(f"{PACKAGE}:{game} cannot begin with one player or two ({refused})") from refused
 
 
 def _lines(messages: Sequence[tuple[int, str, Any]], state: Any) -> list[str]:

@@ -35,19 +35,20 @@ def tasks_of(entry, split):
         return [task for _, tasks in envs.tasks(split) for task in tasks]
 
 
-def rewards(entry, tasks, answers):
-    async def play(envs):
-        found = []
-        for task, answer in zip(tasks, answers, strict=True):
-            session = envs.open(task)
-            await session.init(task.prompt)
-            step = await session.step(answer)
-            found.append((step.reward, step.done))
-            await session.close()
-        return found
+async def scored(envs, tasks, answers):
+    found = []
+    for task, answer in zip(tasks, answers, strict=True):
+        session = envs.open(task)
+        await session.init(task.prompt)
+        step = await session.step(answer)
+        found.append((step.reward, step.done))
+        await session.close()
+    return found
 
+
+def rewards(entry, tasks, answers):
     with opened(entry) as envs:
-        return asyncio.run(play(envs))
+        return asyncio.run(scored(envs, tasks, answers))
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -62,6 +63,57 @@ def test_rewards_are_the_generators_own(name):
         expected = [(theirs.score_answer(said, one), True) for said, one in zip(answers, entries, strict=True)]
         assert rewards(entry, tasks, answers) == expected
         assert rewards(entry, tasks, [f"I think <answer>{said}</answer>" for said in answers]) == expected
+
+
+EVALUATING = ["binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication"]
+EVALUATING += ["puzzle24", "simple_integration", "spiral_matrix", "string_insertion"]
+
+
+def test_what_an_answer_says_in_python_does_nothing(tmp_path):
+    """These generators evaluate answers. One event loop: they share the processes that score."""
+    files = [tmp_path / name for name in ("python", "shell")]
+    cheats = [
+        f"open({str(files[0])!r}, 'w')",
+        f"__import__('os').system('touch {files[1]}')",
+        "__import__('os')._exit(0)",
+    ]
+
+    async def played(name):
+        entry = {"reasoning_gym": name, "args": {"size": 8}}
+        task, theirs = tasks_of(entry, "train")[0], reasoning_gym.create_dataset(name, size=8, seed=0)
+        with opened(entry) as envs:
+            answers = [*cheats, theirs[task.extras["index"]]["answer"]]
+            return [reward for reward, _ in await scored(envs, [task] * len(answers), answers)]
+
+    async def all_of():
+        return [await played(name) for name in EVALUATING]
+
+    for name, (*cheating, right) in zip(EVALUATING, asyncio.run(all_of()), strict=True):
+        assert max(cheating) < 0.1, name
+        assert right == 1.0, name
+    assert not any(file.exists() for file in files)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"), [("boxnet", "1"), ("prime_factorization", "7 = 7"), ("game_of_life", "{}")]
+)
+def test_an_answer_that_the_generator_cannot_read_is_wrong(name, answer):
+    entry = {"reasoning_gym": name, "args": {"size": 4}}
+    tasks, theirs = tasks_of(entry, "train")[:1], reasoning_gym.create_dataset(name, size=4, seed=0)
+    with pytest.raises((ValueError, TypeError, KeyError)):
+        theirs.score_answer(answer, theirs[tasks[0].extras["index"]])
+    assert rewards(entry, tasks, [answer]) == [(0.0, True)]
+
+
+def test_exact_scores_leave_out_what_has_the_answer_in_it():
+    entry = {"reasoning_gym": "gcd", "args": {"size": 40, "min_value": 10, "max_value": 99}}
+    tasks, theirs = tasks_of(entry, "train"), reasoning_gym.create_dataset("gcd", **entry["args"], seed=0)
+    answers = [theirs[task.extras["index"]]["answer"] for task in tasks]
+    hedged = [f"{answer}{answer}" for answer in answers]
+    exact = {**entry, "config": {"exact": True}}
+    assert rewards(entry, tasks, hedged) == [(0.5, True)] * len(tasks)
+    assert rewards(exact, tasks, hedged) == [(0.0, True)] * len(tasks)
+    assert rewards(exact, tasks, answers) == [(1.0, True)] * len(tasks)
 
 
 def test_no_question_is_trained_on_and_held_out():
