@@ -28,7 +28,7 @@ NO_FILES: Mapping[str, PictureFile] = {}
 
 TEXT_ONLY = (
     "a message has a picture, but this model reads text only: its folder has no vision tower of a family that Palestra "
-    "reads; use Qwen3-VL or Qwen3.5, or leave pictures out"
+    "reads; use Qwen3-VL, Qwen3.5 or Gemma 4, or leave pictures out"
 )
 
 

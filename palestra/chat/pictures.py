@@ -1,19 +1,22 @@
 """Pictures in the text of messages: marks that stand for them while a template renders, and their tokens.
 
 Templates of the Qwen families write one picture as `<|vision_start|><|image_pad|><|vision_end|>` where its part stands
-among the text of a message. Here a part becomes a mark, text like any other; when the rendered text is encoded, the
-mark becomes these tokens, with as many `<|image_pad|>` as the picture has positions.
+among the text of a message, those of Gemma 4 as `<|image|>`, in some versions between empty lines, and without white
+space around the texts beside it. Here a part becomes a mark, text like any other; when the rendered text is encoded,
+the mark becomes the family's tokens, with as many of the middle one as the picture has positions. What the template
+does around a picture is found by rendering one.
 """
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from palestra.chat.errors import ChatError
+from palestra.chat.templates import Messages
 from palestra.util.json_types import JsonMapping
 
 _NONCE = secrets.token_hex(8)
@@ -22,11 +25,16 @@ OPEN, CLOSE = f"\ufdd0{_NONCE}:", "\ufdd1"
 it."""
 SCHEME = "picture:"
 """URLs of pictures that the server keeps, by their digests."""
-FAMILIES = (("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"),)
+FAMILIES = (("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"), ("<|image>", "<|image|>", "<image|>"))
 """What stands before a picture, for each of its positions, and behind it."""
 
 _MARK = re.compile(f"{OPEN}([0-9a-f]{{64}}):([0-9]+){CLOSE}")
+_MARK_WHOLE = re.compile(f"{OPEN}[0-9a-f]{{64}}:[0-9]+{CLOSE}")
 _LASTING = "\ufdd0"
+SAMPLE = [
+    {"role": "user", "content": [{"type": "text", "text": "A "}, {"type": "image"}, {"type": "text", "text": " B"}]}
+]
+"""What shows how a template writes a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +56,33 @@ class PictureTokens:
     image: str
     behind: str
     image_id: int
+    trims_text: bool = False
+    """The template drops white space at both ends of a text beside a picture."""
 
     @classmethod
-    def of(cls, specials: Mapping[str, int]) -> PictureTokens | None:
-        for texts in FAMILIES:
-            if all(text in specials for text in texts):
-                return cls(*texts, specials[texts[1]])
-        return None
+    def of(cls, specials: Mapping[str, int], render: Callable[[Messages], str]) -> PictureTokens | None:
+        """`render` shows messages as the template does; it may refuse them with ChatError."""
+        texts = next((texts for texts in FAMILIES if all(text in specials for text in texts)), None)
+        if texts is None:
+            return None
+        before, image, behind = texts
+        try:
+            shown = render(SAMPLE)
+        except ChatError:
+            shown = ""
+        found = re.search(
+            rf"A( ?)(\s*)(?:{re.escape(before)})?{re.escape(image)}(?:{re.escape(behind)})?(\s*?)( ?)B", shown
+        )
+        if found is None:
+            return cls(before, image, behind, specials[image])
+        space, left, right, _ = found.groups()
+        return cls(left + before, image, behind + right, specials[image], trims_text=not space)
+
+    def trimmed(self, messages: Messages) -> Messages:
+        """The messages as the template shows them if they had parts: texts beside marks may lose white space."""
+        if not self.trims_text or not any(map(_is_marked, messages)):
+            return messages
+        return [{**one, "content": _trimmed(one["content"])} if _is_marked(one) else one for one in messages]
 
     def expanded(self, text: str) -> str:
         """Rendered text, with tokens in place of marks."""
@@ -86,6 +114,17 @@ class PictureTokens:
             if at - start == rows:
                 return start
         return None
+
+
+def _is_marked(message: JsonMapping) -> bool:
+    content = message.get("content")
+    return isinstance(content, str) and has_marks(content)
+
+
+def _trimmed(content: str) -> str:
+    texts = [text.strip() for text in _MARK_WHOLE.split(content)]
+    marks = [found[0] for found in _MARK.finditer(content)]
+    return "".join(part for pair in zip(texts, [*marks, ""], strict=True) for part in pair)
 
 
 def lasting(text: str) -> str:

@@ -68,7 +68,7 @@ class ChatTokenizer:
         """The token that the template writes at the end of an assistant's turn."""
         self._eos_ids = files.eos_ids
         self._past_end_text = self._find_past_end()
-        self.pictures = PictureTokens.of(files.specials)
+        self.pictures = PictureTokens.of(files.specials, lambda shown: self._template.render(shown, None, False, {}))
         """Tokens of pictures, for families that see."""
         self.card: VisionCard | None = None
         """How pictures are resized; None if the folder's model reads text only."""
@@ -112,7 +112,8 @@ class ChatTokenizer:
         `max_tokens`."""
         if continue_final_message:
             messages, add_generation_prompt = self._placeholders.left_open(messages), False
-        rendered = self._renderer.render(TemplateInput(messages, tools, add_generation_prompt, template_kwargs or {}))
+        chat = TemplateInput(self._shown(messages), tools, add_generation_prompt, template_kwargs or {})
+        rendered = self._renderer.render(chat)
         if continue_final_message:
             rendered = replace(rendered, text=self._placeholders.cut_at_end(rendered.text))
         return self._encode(rendered, max_tokens)
@@ -150,7 +151,7 @@ class ChatTokenizer:
         """
         if continue_final_message:
             messages, add_generation_prompt = self._placeholders.left_open(messages), False
-        chat = TemplateInput(messages, tools, add_generation_prompt, template_kwargs or {})
+        chat = TemplateInput(self._shown(messages), tools, add_generation_prompt, template_kwargs or {})
         shown = self._renderer.after_turn(turn, chat, thought=thought, opened=opened)
         end, after = self._split_at_end(shown.rendered.text)
         if continue_final_message:
@@ -200,6 +201,10 @@ class ChatTokenizer:
     def special_ids(self, but: Collection[str] = ()) -> frozenset[int]:
         """Returns the ids of the tokens that decoding drops."""
         return frozenset(token for text, token in self._specials.items() if text not in but)
+
+    def _shown(self, messages: Messages) -> Messages:
+        """The messages for the template, with marks where pictures stand."""
+        return messages if self.pictures is None else self.pictures.trimmed(messages)
 
     @cached_property
     def _ends(self) -> re.Pattern[str]:

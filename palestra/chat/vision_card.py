@@ -7,10 +7,7 @@ from pathlib import Path
 from palestra.chat.pictures import PictureTokens
 from palestra.chat.tokenizer_files import read_json_file
 from palestra.types import VisionCard
-
-PIXELS = (65536, 16777216)
-"""The fewest and most pixels of a picture where the folder does not say it: those of Qwen3-VL and Qwen3.5."""
-MERGE = 2
+from palestra.types.pictures import PROCESSOR, PROCESSOR_FILES, PictureSizes
 
 
 def read_card(folder: Path, tokens: PictureTokens | None) -> VisionCard | None:
@@ -18,10 +15,6 @@ def read_card(folder: Path, tokens: PictureTokens | None) -> VisionCard | None:
     tower = read_json_file(folder / "config.json").get("vision_config")
     if tokens is None or not isinstance(tower, dict) or "patch_size" not in tower:
         return None
-    size = read_json_file(folder / "preprocessor_config.json").get("size") or {}
-    return VisionCard(
-        multiple=int(tower["patch_size"]) * int(tower.get("spatial_merge_size", MERGE)),
-        min_pixels=int(size.get("shortest_edge", PIXELS[0])),
-        max_pixels=int(size.get("longest_edge", PIXELS[1])),
-        image_token=tokens.image_id,
-    )
+    older, newer = (read_json_file(folder / name) for name in PROCESSOR_FILES)
+    processor = older or newer.get(PROCESSOR) or {}
+    return VisionCard(sizes=PictureSizes.of_config(tower, processor), image_token=tokens.image_id)

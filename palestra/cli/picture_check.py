@@ -12,10 +12,11 @@ from palestra.config.serve import ServeLimits
 from palestra.server.core.pictures.decoder import PictureDecoder
 from palestra.server.core.pictures.locations import PictureError
 from palestra.types import VisionCard
+from palestra.types.pictures import PictureSizes
 from palestra.types.rollouts import Message
 from palestra.util.picture_parts import has_pictures
 
-COMMON = VisionCard(multiple=32, min_pixels=65536, max_pixels=16777216, image_token=0)
+COMMON = VisionCard(sizes=PictureSizes.of_config({}, {}), image_token=0)
 """How Qwen3-VL and Qwen3.5 resize pictures: for datasets that are checked without a model."""
 
 

@@ -296,9 +296,7 @@ def _vision_card(tower: TowerSpec | None) -> VisionCard | None:
     if tower is None:
         return None
     return VisionCard(
-        multiple=tower.multiple,
-        min_pixels=tower.min_pixels,
-        max_pixels=tower.max_pixels,
+        sizes=tower.sizes,
         image_token=tower.image_token,
         start_token=tower.start_token,
         end_token=tower.end_token,

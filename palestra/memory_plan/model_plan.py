@@ -19,8 +19,9 @@ from palestra.types import Checkpointing, LoraConfig
 LAYER = re.compile(r"\.layers\.\d+\.")
 PLAIN = re.compile(r"(conv1d|in_proj_(a|b|ba)|kv_b_proj|(mlp|mixer)\.gate|router|shared_expert_gate)(\.weight)?$|bias$")
 """What is never quantised in layers, though it has two dimensions."""
-LEFT_OUT = re.compile(r"^mtp\.|vision_tower|audio_tower|embed_(vision|audio)")
-"""What is not read. The towers of Qwen3-VL and Qwen3.5 (`visual`) are, and stay in the model's type."""
+LEFT_OUT = re.compile(r"^mtp\.|audio_tower|embed_audio")
+TOWER = re.compile(r"vision_tower|embed_vision|visual\.")
+"""What reads pictures, in the model's type; of families that read text only it is left out."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ADAPTER_COPIES = 4  # weight, gradient, and the two moments of Adam, in float32
 RUNTIME_BYTES = 1 << 30  # CUDA's own, its libraries and kernels, and what the allocator leaves between blocks
@@ -65,7 +66,9 @@ def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> Me
     """The memory to train with recomputed activations and to sample `rows` sequences of `context` tokens."""
     form = FORMS.get(request.weights or "")
     item = 2 if request.weights == "bf16" else DTYPE_BYTES.get(spec.dtype, 4)
-    weights, scratch = weight_bytes({name: files.shape(name) for name in files}, form, item)
+    weights, scratch = weight_bytes(
+        {name: files.shape(name) for name in files}, form, item, sees=spec.tower is not None
+    )
     adapter = adapter_bytes(spec, request.rank, item)
     kv = request.rows * request.context * spec.kv_numbers_per_token * item
     states = request.rows * spec.state_bytes(item)
@@ -95,11 +98,11 @@ def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> Me
     )
 
 
-def weight_bytes(shapes: Mapping[str, tuple[int, ...]], form: Form | None, item: int) -> tuple[int, int]:
+def weight_bytes(shapes: Mapping[str, tuple[int, ...]], form: Form | None, item: int, *, sees: bool) -> tuple[int, int]:
     """Bytes of all weights, and of the largest one that is written out before its product."""
     total, joined = 0, Counter[str]()
     for name, shape in shapes.items():
-        if LEFT_OUT.search(name):
+        if LEFT_OUT.search(name) or (TOWER.search(name) and not sees):
             continue
         size, inputs = math.prod(shape), shape[-1] if len(shape) > 1 else 0
         if form is not None and is_product(name, shape) and form.fits(inputs):
@@ -112,7 +115,9 @@ def weight_bytes(shapes: Mapping[str, tuple[int, ...]], form: Form | None, item:
 
 def is_product(name: str, shape: tuple[int, ...]) -> bool:
     """Whether it is a weight of a layer's products."""
-    return len(shape) > 1 and LAYER.search(name) is not None and PLAIN.search(name) is None
+    return (
+        len(shape) > 1 and LAYER.search(name) is not None and TOWER.search(name) is None and PLAIN.search(name) is None
+    )
 
 
 def adapter_bytes(spec: ModelSpec, rank: int, item: int) -> int:

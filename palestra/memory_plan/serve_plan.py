@@ -127,7 +127,8 @@ def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples
     spec, kind, tensor = facts.spec, device.partition(":")[0], model.parallel.tensor
     own = TensorShard(0, tensor).spec(spec)
     item = 2 if model.weights == "bf16" else DTYPE_BYTES.get(model.dtype or spec.dtype, 4)
-    weights, scratch = weight_bytes(facts.stored, FORMS.get(model.weights or ""), item)
+    sees = spec.tower is not None and model.parallel.shard == tensor == 1
+    weights, scratch = weight_bytes(facts.stored, FORMS.get(model.weights or ""), item, sees=sees)
     layers = facts.layer_products(item)
     weights -= layers.total() - layers.total() // max(model.parallel.shard, tensor)
     gathered = GATHERED_LAYERS * max(layers.values(), default=0) if model.parallel.shard > 1 else 0

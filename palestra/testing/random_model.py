@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 
 from palestra.testing.random_config import SHAPES, is_hybrid, pick, random_config
 from palestra.testing.random_parameter import Kind, Parameter
-from palestra.testing.random_tokenizer import write_tokenizer
-from palestra.testing.random_tower import PREPROCESSOR, tower_parameters, wrapped
+from palestra.testing.random_tokenizer import GEMMA_IMAGE_TOKENS, IMAGE_TOKENS, write_tokenizer
+from palestra.testing.random_tower import seeing_family, tower_parameters, wrapped
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -60,16 +60,15 @@ def make_random_model(
     _split(list(parameters_of(config)), shards)  # refuses too many shards before anything is written
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    text, sees = config.get("text_config", config), "vision_config" in config
-    ids = write_tokenizer(folder, text["vocab_size"], text["max_position_embeddings"], sees=sees)
+    text, seeing = config.get("text_config", config), seeing_family(config)
+    images = () if seeing is None else GEMMA_IMAGE_TOKENS if seeing.is_gemma else IMAGE_TOKENS
+    ids = write_tokenizer(folder, text["vocab_size"], text["max_position_embeddings"], images=images)
     tokens: dict[str, Any] = {"bos_token_id": None, "eos_token_id": ids.turn_end, "pad_token_id": ids.end_of_text}
-    if ids.image is not None:
-        tokens |= {
-            "image_token_id": ids.image.image,
-            "vision_end_token_id": ids.image.end,
-            "vision_start_token_id": ids.image.start,
-        }
-        _write_json(folder / "preprocessor_config.json", PREPROCESSOR)
+    if seeing is not None and ids.image is not None:
+        start, end = ("boi", "eoi") if seeing.is_gemma else ("vision_start", "vision_end")
+        image = {f"{start}_token_id": ids.image.start, f"{end}_token_id": ids.image.end}
+        tokens |= {"image_token_id": ids.image.image} | image
+        _write_json(folder / "preprocessor_config.json", seeing.preprocessor)
     _write_json(folder / "config.json", tokens | config | {"dtype": dtype})
     _write_json(
         folder / "generation_config.json",
@@ -84,7 +83,7 @@ def parameters_of(config: dict[str, Any]) -> Iterator[Parameter]:
     """Names and shapes as the family's published checkpoints have them."""
     if "vision_config" in config:
         yield from wrapped(parameters_of(config["text_config"]))
-        yield from tower_parameters(config["vision_config"])
+        yield from tower_parameters(config)
         return
     if "layers_block_type" in config:
         yield from _nemotron_parameters(config)

@@ -23,6 +23,7 @@ MARKUP_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_re
 """Single tokens too, but ordinary text: decoding shows them."""
 
 IMAGE_TOKENS = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+GEMMA_IMAGE_TOKENS = ("<|image>", "<|image|>", "<image|>")
 """Control tokens of models that see: those around a picture, and the one that stands for each of its positions."""
 
 SMALLEST_VOCAB = 256 + len(CONTROL_TOKENS) + len(MARKUP_TOKENS)
@@ -51,15 +52,15 @@ def corpus() -> str:
 
 
 def write_tokenizer(
-    folder: Path, vocab_size: int, max_positions: int, texts: Iterable[str] | None = None, *, sees: bool = False
+    folder: Path, vocab_size: int, max_positions: int, texts: Iterable[str] | None = None, *, images: Sequence[str] = ()
 ) -> TokenizerIds:
-    """`texts` to train on, without control tokens. Default: the corpus beside this file."""
-    more = IMAGE_TOKENS if sees else ()
-    smallest = SMALLEST_VOCAB + len(more)
+    """`texts` to train on, without control tokens. Default: the corpus beside this file. `images`: the family's tokens
+    of pictures."""
+    smallest = SMALLEST_VOCAB + len(images)
     if vocab_size < smallest:
         raise ValueError(f"vocab_size {vocab_size} is too small: bytes and control tokens alone need {smallest}")
-    tokenizer = train_bpe(vocab_size - len(CONTROL_TOKENS) - len(MARKUP_TOKENS) - len(more), texts or [corpus()])
-    return write_tokenizer_files(folder, with_control_tokens(tokenizer, more=more), max_positions)
+    tokenizer = train_bpe(vocab_size - len(CONTROL_TOKENS) - len(MARKUP_TOKENS) - len(images), texts or [corpus()])
+    return write_tokenizer_files(folder, with_control_tokens(tokenizer, more=images), max_positions)
 
 
 def write_tokenizer_files(
@@ -82,7 +83,8 @@ def write_tokenizer_files(
     template = (DATA / "chatml.jinja").read_text(encoding="utf-8") if chat_template is None else chat_template
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     vocab = tokenizer.get_vocab(with_added_tokens=True)
-    image = ImageTokenIds(*(vocab[text] for text in IMAGE_TOKENS)) if IMAGE_TOKENS[0] in vocab else None
+    images = next((texts for texts in (IMAGE_TOKENS, GEMMA_IMAGE_TOKENS) if texts[0] in vocab), None)
+    image = None if images is None else ImageTokenIds(*(vocab[text] for text in images))
     return TokenizerIds(end_of_text=vocab[END_OF_TEXT], turn_end=vocab[TURN_END], image=image)
 
 

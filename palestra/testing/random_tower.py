@@ -1,4 +1,4 @@
-"""Random models that see: a text model of another family, wrapped with a small vision tower."""
+"""Random models that see: a text model of another family, wrapped with a small vision tower of Qwen's or Gemma's."""
 
 from __future__ import annotations
 
@@ -20,6 +20,12 @@ PREPROCESSOR = {
     "size": {"longest_edge": 65536, "shortest_edge": 1024},
     "temporal_patch_size": 2,
 }
+GEMMA_PREPROCESSOR = {
+    "image_processor_type": "Gemma4ImageProcessor",
+    "max_soft_tokens": 70,
+    "patch_size": PATCH,
+    "pooling_kernel_size": MERGE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,16 @@ class SeeingFamily:
     model_type: str
     text_type: str
     has_deepstack: bool = False
+    looks_ahead: bool = False
+    """Rows of a picture see each other, in layers with a window."""
+
+    @property
+    def is_gemma(self) -> bool:
+        return self.model_type == "gemma4"
+
+    @property
+    def preprocessor(self) -> dict[str, Any]:
+        return GEMMA_PREPROCESSOR if self.is_gemma else PREPROCESSOR
 
 
 SEEING = {
@@ -41,18 +57,42 @@ SEEING = {
     "qwen3_5_moe_vl": SeeingFamily(
         "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", "qwen3_5_moe_text"
     ),
+    "gemma4_vl": SeeingFamily("gemma4", "Gemma4ForConditionalGeneration", "gemma4", "gemma4_text"),
+    "gemma4_moe_vl": SeeingFamily(
+        "gemma4_moe", "Gemma4ForConditionalGeneration", "gemma4", "gemma4_text", looks_ahead=True
+    ),
 }
+
+
+def seeing_family(config: dict[str, Any]) -> SeeingFamily | None:
+    """The family of a config with a tower; None where it has none."""
+    if "vision_config" not in config:
+        return None
+    return next(one for one in SEEING.values() if config["architectures"] == [one.architecture])
 
 
 def seeing_config(family: SeeingFamily, text: dict[str, Any]) -> dict[str, Any]:
     """`text`: the config of the text model alone."""
     inner = {name: value for name, value in text.items() if name != "architectures"}
-    rope = inner["rope_parameters"]
-    pairs = int(inner["head_dim"] * rope.get("partial_rotary_factor", 1.0)) // 2
-    turned = pairs // 3
-    inner["rope_parameters"] = rope | {"mrope_section": [pairs - 2 * turned, turned, turned]}
     inner["model_type"] = family.text_type
+    if family.looks_ahead:
+        inner["use_bidirectional_attention"] = "vision"
+    if not family.is_gemma:
+        rope = inner["rope_parameters"]
+        pairs = int(inner["head_dim"] * rope.get("partial_rotary_factor", 1.0)) // 2
+        turned = pairs // 3
+        inner["rope_parameters"] = rope | {"mrope_section": [pairs - 2 * turned, turned, turned]}
     hidden = inner["hidden_size"]
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "text_config": inner,
+        "tie_word_embeddings": inner["tie_word_embeddings"],
+        "vision_config": _gemma_tower(family, hidden) if family.is_gemma else _qwen_tower(family, hidden),
+    }
+
+
+def _qwen_tower(family: SeeingFamily, hidden: int) -> dict[str, Any]:
     tower: dict[str, Any] = {
         "depth": 2,
         "hidden_act": "gelu_pytorch_tanh",
@@ -68,14 +108,24 @@ def seeing_config(family: SeeingFamily, text: dict[str, Any]) -> dict[str, Any]:
         "spatial_merge_size": MERGE,
         "temporal_patch_size": 2,
     }
-    if family.has_deepstack:
-        tower["deepstack_visual_indexes"] = [0]
+    return tower | ({"deepstack_visual_indexes": [0]} if family.has_deepstack else {})
+
+
+def _gemma_tower(family: SeeingFamily, hidden: int) -> dict[str, Any]:
     return {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        "text_config": inner,
-        "tie_word_embeddings": inner["tie_word_embeddings"],
-        "vision_config": tower,
+        "head_dim": hidden // 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": hidden,
+        "initializer_range": 0.02,
+        "intermediate_size": 2 * hidden,
+        "model_type": "gemma4_vision",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 4,
+        "patch_size": PATCH,
+        "pooling_kernel_size": MERGE,
+        "position_embedding_size": 1024,
+        "standardize": family.looks_ahead,
     }
 
 
@@ -85,7 +135,39 @@ def wrapped(text: Iterator[Parameter]) -> Iterator[Parameter]:
         yield replace(parameter, name=parameter.name.replace("model.", "model.language_model.", 1))
 
 
-def tower_parameters(tower: dict[str, Any]) -> Iterator[Parameter]:
+def tower_parameters(config: dict[str, Any]) -> Iterator[Parameter]:
+    """`config`: of a model that sees."""
+    tower = config["vision_config"]
+    if tower["model_type"] == "gemma4_vision":
+        yield from _gemma_parameters(tower, config["text_config"]["hidden_size"])
+    else:
+        yield from _qwen_parameters(tower)
+
+
+def _gemma_parameters(tower: dict[str, Any], out: int) -> Iterator[Parameter]:
+    hidden, inner, prefix = tower["hidden_size"], tower["intermediate_size"], "model.vision_tower"
+    yield Parameter(f"{prefix}.patch_embedder.input_proj.weight", (hidden, 3 * tower["patch_size"] ** 2), "projection")
+    table = (2, tower["position_embedding_size"], hidden)
+    yield Parameter(f"{prefix}.patch_embedder.position_embedding_table", table, "embedding")
+    for n in range(tower["num_hidden_layers"]):
+        layer = f"{prefix}.encoder.layers.{n}"
+        for half in ("input_layernorm", "post_attention_layernorm"):
+            yield Parameter(f"{layer}.{half}.weight", (hidden,), "norm")
+        for half in ("pre_feedforward_layernorm", "post_feedforward_layernorm"):
+            yield Parameter(f"{layer}.{half}.weight", (hidden,), "norm")
+        for name in ("q", "k", "v", "o"):
+            yield Parameter(f"{layer}.self_attn.{name}_proj.linear.weight", (hidden, hidden), "projection")
+        for name in ("q", "k"):
+            yield Parameter(f"{layer}.self_attn.{name}_norm.weight", (tower["head_dim"],), "small_norm")
+        for name, shape in (("gate", (inner, hidden)), ("up", (inner, hidden)), ("down", (hidden, inner))):
+            yield Parameter(f"{layer}.mlp.{name}_proj.linear.weight", shape, "projection")
+    if tower["standardize"]:
+        yield Parameter(f"{prefix}.std_bias", (hidden,), "bias")
+        yield Parameter(f"{prefix}.std_scale", (hidden,), "norm")
+    yield Parameter("model.embed_vision.embedding_projection.weight", (out, hidden), "projection")
+
+
+def _qwen_parameters(tower: dict[str, Any]) -> Iterator[Parameter]:
     hidden, inner, out = tower["hidden_size"], tower["intermediate_size"], tower["out_hidden_size"]
     merged, prefix = hidden * MERGE**2, "model.visual"
 

@@ -6,14 +6,22 @@ import hashlib
 import math
 import zlib
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 
 from msgspec import Struct
 
+from palestra.util.json_types import JsonMapping
 from palestra.util.png import png_file
 
 CHANNELS = 3
 NAMED_DIGITS = 12  # of a digest, in messages
 WIDEST = 200  # to one: what is longer is refused, as transformers does
+QWEN_PIXELS = (65536, 16777216)
+"""The fewest and most pixels of a picture where a folder does not say it: those of Qwen3-VL and Qwen3.5."""
+PROCESSOR_FILES, PROCESSOR = ("preprocessor_config.json", "processor_config.json"), "image_processor"
+"""Files of a folder that say how pictures are prepared: all of the first, or this field of the second."""
+GEMMA4_TOWER, GEMMA4_POSITIONS = "gemma4_vision", 280
+"""How configs name Gemma 4's tower; the most positions of a picture where a folder does not say it."""
 
 
 class UnfitPicture(ValueError):
@@ -60,13 +68,79 @@ class PlacedImage(Struct, frozen=True, array_like=True):
     digest: str
 
 
-class VisionCard(Struct, frozen=True, kw_only=True):
-    """What a server must know of a model that sees: how pictures are resized, and which tokens stand around them."""
+class Resizing(StrEnum):
+    """How a family chooses the size at which its tower reads a picture."""
+
+    NEAREST = "nearest"
+    """Sides are rounded to multiples; only what has too many or too few pixels is made smaller or larger."""
+    LARGEST = "largest"
+    """Every picture becomes as large as the most pixels allow, in its shape."""
+
+
+class PictureSizes(Struct, frozen=True, kw_only=True):
+    """The sizes at which a model's tower reads pictures."""
 
     multiple: int
     """Both sides of a picture are multiples of this many pixels; each such square is one position."""
     min_pixels: int
     max_pixels: int
+    resizing: Resizing = Resizing.NEAREST
+
+    @classmethod
+    def of_config(cls, tower: JsonMapping, processor: JsonMapping) -> PictureSizes:
+        """`tower`: the `vision_config` of a model's config; `processor`: the fields of its image processor."""
+        if tower.get("model_type") == GEMMA4_TOWER:
+            multiple = int(tower.get("patch_size", 16)) * int(tower.get("pooling_kernel_size", 3))
+            most = int(processor.get("max_soft_tokens") or GEMMA4_POSITIONS) * multiple**2
+            return cls(multiple=multiple, min_pixels=0, max_pixels=most, resizing=Resizing.LARGEST)
+        size = processor.get("size") or {}
+        return cls(
+            multiple=int(tower.get("patch_size", 16)) * int(tower.get("spatial_merge_size", 2)),
+            min_pixels=int(size.get("shortest_edge", QWEN_PIXELS[0])),
+            max_pixels=int(size.get("longest_edge", QWEN_PIXELS[1])),
+        )
+
+    def sides(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that the tower reads of a picture. Raises UnfitPicture for what is much longer than
+        wide."""
+        if max(height, width) > WIDEST * min(height, width):
+            raise UnfitPicture(f"it has {width} x {height} pixels; its sides may differ by a factor of {WIDEST}")
+        return self._largest(height, width) if self.resizing is Resizing.LARGEST else self._nearest(height, width)
+
+    def has(self, height: int, width: int) -> bool:
+        """Whether a tower reads a picture of this size as it is."""
+        return not height % self.multiple and not width % self.multiple and height * width <= self.max_pixels
+
+    def rows(self, height: int, width: int) -> int:
+        """Positions of a picture that has this size after it was resized."""
+        return (height // self.multiple) * (width // self.multiple)
+
+    def _nearest(self, height: int, width: int) -> tuple[int, int]:
+        multiple = self.multiple
+        own = [round(side / multiple) * multiple for side in (height, width)]
+        if math.prod(own) > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            own = [max(multiple, math.floor(side / shrink / multiple) * multiple) for side in (height, width)]
+        elif math.prod(own) < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            own = [math.ceil(side * grow / multiple) * multiple for side in (height, width)]
+        return own[0], own[1]
+
+    def _largest(self, height: int, width: int) -> tuple[int, int]:
+        factor = math.sqrt(self.max_pixels / (height * width))
+        down, right = (math.floor(factor * side / self.multiple) for side in (height, width))
+        longest = self.max_pixels // self.multiple**2
+        if not down:
+            down, right = 1, min(width // height, longest)
+        elif not right:
+            down, right = min(height // width, longest), 1
+        return down * self.multiple, right * self.multiple
+
+
+class VisionCard(Struct, frozen=True, kw_only=True):
+    """What a server must know of a model that sees: how pictures are resized, and which tokens stand around them."""
+
+    sizes: PictureSizes
     image_token: int
     """Id of the token that stands for each position of a picture in prompts."""
     start_token: int | None = None
@@ -75,28 +149,11 @@ class VisionCard(Struct, frozen=True, kw_only=True):
 
     def rows(self, picture: Picture) -> int:
         """Positions that a picture takes."""
-        return (picture.height // self.multiple) * (picture.width // self.multiple)
+        return self.sizes.rows(picture.height, picture.width)
 
     def rows_of_size(self, height: int, width: int) -> int:
         """Positions that a picture of this size takes after it was resized. Raises UnfitPicture."""
-        return math.prod(resized_sides(height, width, self.multiple, self.min_pixels, self.max_pixels)) // (
-            self.multiple**2
-        )
-
-
-def resized_sides(height: int, width: int, multiple: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width that a tower reads of a picture: multiples, close to its shape, neither too few pixels nor too
-    many. Raises UnfitPicture for what is much longer than wide."""
-    if max(height, width) > WIDEST * min(height, width):
-        raise UnfitPicture(f"it has {width} x {height} pixels; its sides may differ by a factor of {WIDEST}")
-    own = [round(side / multiple) * multiple for side in (height, width)]
-    if math.prod(own) > max_pixels:
-        shrink = math.sqrt(height * width / max_pixels)
-        own = [max(multiple, math.floor(side / shrink / multiple) * multiple) for side in (height, width)]
-    elif math.prod(own) < min_pixels:
-        grow = math.sqrt(min_pixels / (height * width))
-        own = [math.ceil(side * grow / multiple) * multiple for side in (height, width)]
-    return own[0], own[1]
+        return self.sizes.rows(*self.sizes.sides(height, width))
 
 
 def short_name(digest: str) -> str:

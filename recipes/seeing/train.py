@@ -29,7 +29,7 @@ from model import POSITIONS, features_of, make_model, positions_of, write_model 
 
 from palestra.chat import ChatTokenizer  # noqa: E402
 from palestra.chat.pictures import PictureMark  # noqa: E402
-from palestra.testing.random_tokenizer import write_tokenizer  # noqa: E402
+from palestra.testing.random_tokenizer import IMAGE_TOKENS, write_tokenizer  # noqa: E402
 
 VOCAB, CONTEXT = 384, 512
 MARK = PictureMark("0" * 64, POSITIONS)
@@ -41,7 +41,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     begin = time.monotonic()
     args.out.mkdir(parents=True, exist_ok=True)
-    ids = write_tokenizer(args.out, VOCAB, CONTEXT, texts=texts(), sees=True)
+    ids = write_tokenizer(args.out, VOCAB, CONTEXT, texts=texts(), images=IMAGE_TOKENS)
     rows = RowMaker(ChatTokenizer.load(args.out), args.described)
     model = make_model(ids, VOCAB, args.width, args.layers, args.depth)
     log(begin, f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters")

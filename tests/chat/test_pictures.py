@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from palestra.chat import ChatError, ChatTokenizer
 from palestra.chat.canonical import chain
 from palestra.chat.pictures import PictureMark, PictureTokens, lasting, with_parts
+from palestra.types.pictures import Resizing
 
 TEMPLATE = """
 {%- for message in messages -%}
@@ -32,6 +34,25 @@ TEMPLATE = """
 {%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
 """
 """It places pictures as those of the Qwen families do."""
+GEMMA = """
+{%- for message in messages -%}
+    {{- '<|im_start|>' ~ message.role ~ '\\n' -}}
+    {%- if message.content is string -%}
+        {{- message.content | trim -}}
+    {%- else -%}
+        {%- for part in message.content -%}
+            {%- if part.type == 'image' -%}
+                {{- 'BETWEEN<|image|>BETWEEN' -}}
+            {%- else -%}
+                {{- part.text | trim -}}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- endif -%}
+    {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+"""The same for those of Gemma 4, which drop white space around texts; some versions have empty lines in BETWEEN."""
 FIRST, SECOND = PictureMark("a1" * 32, 3), PictureMark("b2" * 32, 5)
 
 
@@ -96,6 +117,24 @@ def test_pictures_stand_where_templates_place_them(folder: Path, tokenizer, toke
     assert [ids[start : start + mark.rows] for start, mark in zip(starts, marks, strict=True)] == [
         [tokens.image_id] * mark.rows for mark in marks
     ]
+
+
+@pytest.mark.parametrize("between", ["", "\\n\\n"])
+@pytest.mark.parametrize("content", CONTENTS[:2], ids=range(2))
+def test_pictures_stand_where_gemmas_templates_place_them(random_model, tmp_path, between, content) -> None:
+    for file in random_model("gemma4_vl").iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(GEMMA.replace("BETWEEN", between))
+    tokenizer = ChatTokenizer.load(tmp_path)
+    assert tokenizer.card is not None
+    assert tokenizer.card.sizes.resizing is Resizing.LARGEST
+    shown = tokenizer.render(in_parts(*content)).split("<|image|>")
+    marks = [part for part in content if isinstance(part, PictureMark)]
+    written = [f"<|image>{'<|image|>' * mark.rows}<image|>" for mark in marks]
+    text = "".join(part for pair in zip(shown, [*written, ""], strict=True) for part in pair)
+    expected = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    assert tokenizer.encode_chat(asked(*content)) == expected
 
 
 def test_a_turn_behind_an_answer_has_its_picture(tokenizer, tokens) -> None:

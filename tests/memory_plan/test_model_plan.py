@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import struct
 from math import prod
 from pathlib import Path
@@ -73,7 +74,9 @@ EVERY_DAY = {("qwen3", None), ("qwen3", "nf4"), ("qwen3_moe", "nf4"), ("gpt_oss"
 def test_planned_weights_are_those_that_are_loaded(random_model, family, name):
     folder = random_model(family, shape="tiny")
     with WeightFiles(folder) as files:
-        planned, scratch = weight_bytes({n: files.shape(n) for n in files}, FORMS[name] if name else None, 4)
+        planned, scratch = weight_bytes(
+            {n: files.shape(n) for n in files}, FORMS[name] if name else None, 4, sees=False
+        )
     model = load_model(folder, weights=name)
     weights, total, largest = model.decoder.weights, 0, 0
     found = [weights.embedding, weights.norm]
@@ -140,3 +143,12 @@ def test_info_names_mechanisms_and_what_lora_trains(random_model):
     shown = palestra("model", "info", random_model("qwen3_5")).output
     for part in ("gated delta nets", "gated attention", "norms that multiply by 1 + w", "in_proj_q", "lm_head"):
         assert part in shown
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma4_vl"])
+def test_towers_are_planned_in_the_models_type_where_they_are_read(random_model, family):
+    with WeightFiles(random_model(family)) as files:
+        shapes = {name: files.shape(name) for name in files}
+    blind, sees = (weight_bytes(shapes, FORMS["nf4"], 2, sees=sees)[0] for sees in (False, True))
+    tower = [shape for name, shape in shapes.items() if "visual." in name or "vision" in name]
+    assert sees - blind == 2 * sum(map(math.prod, tower))

@@ -150,6 +150,31 @@ GEMMA4 = (
         "pad_token_id": 0,
     }
 )
+GEMMA4_SMALL = GEMMA4 | {
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+    "num_kv_shared_layers": 2,
+}
+GEMMA4_MOE = GEMMA4 | {
+    "hidden_size_per_layer_input": 0,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 48,
+}
+GEMMA4_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 3,
+    "position_embedding_size": 64,
+}
 GPT_OSS = (
     BASE
     | GQA
@@ -267,6 +292,17 @@ def hub_gpt_oss(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
     config["rope_theta"] = config["rope_scaling"].pop("rope_theta")
 
 
+@torch.no_grad()
+def set_tower_buffers(model: torch.nn.Module, kept: dict[str, Tensor]) -> None:
+    """Bounds that clamp some numbers, and what pooled features are shifted and scaled by."""
+    for name, t in model.named_buffers():
+        noise = torch.rand(t.shape, generator=generator(name))
+        if name.endswith(("_min", "_max")):
+            t.copy_((1.5 + noise) * (-1 if name.endswith("_min") else 1))
+        elif name.endswith(("std_bias", "std_scale")):
+            t.copy_(0.5 + noise)
+
+
 SUPPORTED = (
     "llama",
     "mistral",
@@ -296,6 +332,8 @@ SUPPORTED = (
     "gemma3",
     "gemma4",
     "gemma4_moe",
+    "gemma4_vision",
+    "gemma4_moe_vision",
     "glm4_moe",
     "glm4_moe_lite",
     "deepseek_v3",
@@ -383,22 +421,28 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma4": Family(
         "Gemma4ForCausalLM",
-        GEMMA4 | {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB, "num_kv_shared_layers": 2},
+        GEMMA4_SMALL,
         mixes="per-layer inputs, shared keys, two head sizes, softcap",
     ),
     "gemma4_moe": Family(
         "Gemma4ForCausalLM",
-        GEMMA4
-        | {
-            "hidden_size_per_layer_input": 0,
-            "num_global_key_value_heads": 1,
-            "attention_k_eq_v": True,
-            "enable_moe_block": True,
-            "num_experts": 8,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 48,
-        },
+        GEMMA4_MOE,
         mixes="experts beside the MLP, values from keys",
+    ),
+    "gemma4_vision": Family(
+        "Gemma4ForConditionalGeneration",
+        {"text_config": GEMMA4_SMALL, "vision_config": GEMMA4_VISION | {"use_clipped_linears": True}},
+        prepare=set_tower_buffers,
+        mixes="gemma4 with a tower whose products are clamped",
+    ),
+    "gemma4_moe_vision": Family(
+        "Gemma4ForConditionalGeneration",
+        {
+            "text_config": GEMMA4_MOE | {"use_bidirectional_attention": "vision"},
+            "vision_config": GEMMA4_VISION | {"standardize": True},
+        },
+        prepare=set_tower_buffers,
+        mixes="gemma4_moe with a tower; pictures look ahead",
     ),
     "glm4_moe": Family(
         "Glm4MoeForCausalLM",

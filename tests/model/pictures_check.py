@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import families_check as text
 
-SEEING = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+SEEING = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma4_vision", "gemma4_moe_vision")
 SHAPES = ((2, 3), (5, 2), (4, 4), (1, 7))
 """Positions of the pictures, from top to bottom and from left to right."""
 FEATURES = 1e-4
@@ -39,6 +39,8 @@ IMAGE = 500
 """The id of the token that stands for a picture's positions in what transformers reads."""
 STRETCHES = ((7, 0, 21), (3, 1, 5, 2, 30), (0, 3, 9), (40,), (17, 2, 1, 2, 4))
 """Sequences: counts of tokens and numbers of pictures by turns."""
+ADJACENT = ((3, 1, 0, 3, 5), (3, 1, 4))
+"""More of them for families whose pictures look ahead: one has another picture right behind its first."""
 
 
 @dataclass
@@ -63,9 +65,9 @@ def make_pictures(multiple: int) -> list[Any]:
     return found
 
 
-def make_sequences() -> list[Seen]:
+def make_sequences(*more: tuple[int, ...]) -> list[Seen]:
     rng, found = np.random.default_rng(1), []
-    for stretches in STRETCHES:
+    for stretches in (*STRETCHES, *more):
         seen = Seen([], [])
         for n, number in enumerate(stretches):
             if n % 2:
@@ -84,10 +86,17 @@ class Check:
         self.truth.model.config.image_token_id = self.truth.model.model.config.image_token_id = IMAGE
         self.core = text.open_core(folder)
         self.tower = self.core.model.spec.tower
+        self.sequences = make_sequences(*(ADJACENT if self.tower.looks_ahead else ()))
         self.pictures = make_pictures(self.tower.multiple)
 
     def patches(self, numbers: list[int]) -> dict[str, Tensor]:
         """What transformers' image processor makes of pictures that have the right size."""
+        images = [
+            np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
+            for picture in (self.pictures[n] for n in numbers)
+        ]
+        if self.is_gemma:
+            return self.gemma_patches(images)
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         processor = Qwen2VLImageProcessorPil(
@@ -98,11 +107,21 @@ class Check:
             image_std=[0.5] * 3,
             do_resize=False,
         )
-        images = [
-            np.frombuffer(picture.pixels, np.uint8).reshape(picture.height, picture.width, 3)
-            for picture in (self.pictures[n] for n in numbers)
-        ]
         return dict(processor(images, return_tensors="pt"))
+
+    @property
+    def is_gemma(self) -> bool:
+        return self.core.model.spec.family == "gemma4"
+
+    def gemma_patches(self, images: list[np.ndarray]) -> dict[str, Tensor]:
+        from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+        processor = Gemma4ImageProcessorPil(
+            patch_size=self.tower.patch, pooling_kernel_size=self.tower.pool, max_soft_tokens=70, do_resize=False
+        )
+        made = dict(processor(images, return_tensors="pt"))
+        del made["num_soft_tokens_per_image"]
+        return made
 
     @torch.no_grad()
     def logprobs(self, tokens: list[int], placed: list[tuple[int, int]]) -> Tensor:
@@ -110,7 +129,8 @@ class Check:
         if placed:
             inputs |= self.patches([number for _, number in placed])
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == IMAGE).int()
-        self.truth.model.model.rope_deltas = None
+        if not self.is_gemma:
+            self.truth.model.model.rope_deltas = None
         return torch.log_softmax(self.truth.model(**inputs).logits[0].float(), -1)
 
     def features(self) -> float:
@@ -119,9 +139,9 @@ class Check:
         for n, picture in enumerate(self.pictures):
             inputs = self.patches([n])
             with torch.no_grad():
-                theirs = self.truth.model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
+                theirs = self.theirs(inputs)
             ours = self.core.model.decoder.vision.of(picture)
-            pairs = [(ours.rows, theirs.pooler_output)]
+            pairs = [(ours.rows, theirs.pooler_output[0] if self.is_gemma else theirs.pooler_output)]
             deepstack = getattr(theirs, "deepstack_features", None) or []
             pairs += zip(ours.deepstack, deepstack, strict=True)
             for mine, truth in pairs:
@@ -131,12 +151,17 @@ class Check:
                 worst = max(worst, off)
         return worst
 
+    def theirs(self, inputs: dict[str, Tensor]) -> Any:
+        if self.is_gemma:
+            return self.truth.model.model.get_image_features(**inputs)
+        return self.truth.model.model.visual(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
+
     def trainer(self) -> float:
         """The largest difference of a log-probability."""
         from palestra.model import TrainItem, encode
         from palestra.types import Datum, ImageChunk, TextChunk
 
-        everything, items, sequences = np.arange(text.VOCAB), [], make_sequences()
+        everything, items, sequences = np.arange(text.VOCAB), [], self.sequences
         for seen in sequences:
             chunks: list[Any] = []
             at = 0
@@ -161,7 +186,7 @@ class Check:
 
     def sampler(self) -> tuple[int, float]:
         """How many greedy tokens agreed, and the largest difference of their log-probabilities."""
-        prompts, count, worst = make_sequences(), 0, 0.0
+        prompts, count, worst = self.sequences, 0, 0.0
         roomy = text.make_sampler(self.core, page_size=4, prefill_tokens=10, cache_tokens=2048)
         first = self.greedy(roomy, prompts, samples=3)
         second = [

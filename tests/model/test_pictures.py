@@ -76,8 +76,9 @@ def datum(picture: Picture, tail: list[int]) -> tuple[Datum, dict[str, Picture]]
     return Datum(chunks=chunks, loss_inputs=inputs), {picture.digest: picture}
 
 
-def test_qwen3_vl_is_what_transformers_computes_of_pictures():
-    verdict, notes = pictures_check.check("qwen3_vl", seed=0)
+@pytest.mark.parametrize("name", ["qwen3_vl", "gemma4_moe_vision"])
+def test_a_family_is_what_transformers_computes_of_pictures(name):
+    verdict, notes = pictures_check.check(name, seed=0)
     assert verdict == "ok", notes
 
 
@@ -126,6 +127,31 @@ def test_shared_prefixes_with_pictures_change_no_gradient(seeing, pool):
         results = trainer.forward_backward([*items, TrainItem(adapter, text)])
         found.append((np.concatenate([r.logprobs for r in results]), adapter.row("grads").numpy().copy()))
     for one, other in zip(*found, strict=True):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+def test_pictures_that_look_ahead_share_prefixes_and_are_never_cut(random_model):
+    """Gemma 4's: rows of a picture see each other in layers with a window, and chunks of 24 tokens would cut them."""
+    model = load_model(random_model("gemma4_moe_vl"))
+    own = AdapterPool(model.spec, dtype=model.decoder.dtype, device=model.decoder.device)
+    requests = [prompt(drawn(1), drawn(2), num_samples=2), prompt(drawn(1)), prompt(drawn(1), drawn(3))]
+    found = [
+        Sampler(model.decoder, own, page_size=8, prefill_tokens=tokens).generate(requests) for tokens in (5, 24, 512)
+    ]
+    small, middle, whole = ([[s.tokens for s in r.sequences] for r in one] for one in found)
+    assert small == middle == whole
+    sharing = Sampler(model.decoder, own, page_size=8)
+    alone = [sharing.generate([request])[0] for request in requests]
+    assert [[s.tokens for s in result.sequences] for result in alone] == whole
+    assert alone[-1].cached_prompt_tokens == 32  # the first picture among them
+    gradients = []
+    for shares in (True, False):
+        trainer = Trainer(model.decoder, own, share_prefixes=shares)
+        adapter = own.create(LoraConfig(rank=2, seed=1))
+        given = [datum(drawn(6), [3, 4]), datum(drawn(6), [3, 5, 6]), datum(drawn(7), [3, 4])]
+        results = trainer.forward_backward([TrainItem(adapter, one, pictures=pictures) for one, pictures in given])
+        gradients.append((np.concatenate([r.logprobs for r in results]), adapter.row("grads").numpy().copy()))
+    for one, other in zip(*gradients, strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
 
 
@@ -222,7 +248,9 @@ def largest_gap(folder: Path, device: str, dtype: str) -> float:
     )
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_5_vl"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_vl", "qwen3_5_vl", "gemma4_moe_vl", pytest.param("gemma4_vl", marks=pytest.mark.slow)]
+)
 def test_what_is_sampled_is_what_is_trained(random_model, family):
     assert largest_gap(random_model(family), "cpu", "float32") < 2e-5
 

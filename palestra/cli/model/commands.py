@@ -35,7 +35,7 @@ def model() -> None:
     show_default=True,
     help="qwen3, qwen3_moe, qwen3_5, qwen3_5_moe, qwen3_next, gpt_oss, qwen2, llama, mistral, ministral3, phi3, olmo2, "
     "olmo3, smollm3, granite, seed_oss, gemma3, gemma4, gemma4_moe, glm4_moe, glm4_moe_lite, deepseek_v3 or "
-    "nemotron_h; with a vision tower: qwen3_vl, qwen3_vl_moe, qwen3_5_vl or qwen3_5_moe_vl.",
+    "nemotron_h; with a vision tower: qwen3_vl, qwen3_vl_moe, qwen3_5_vl, qwen3_5_moe_vl, gemma4_vl or gemma4_moe_vl.",
 )
 @click.option(
     "--shape",

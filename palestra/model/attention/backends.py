@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from palestra.model import kernels
 from palestra.model.attention.branches import Branches
-from palestra.model.attention.kv_cache import KVCache, PagedAttention
+from palestra.model.attention.kv_cache import KVCache, PagedAttention, ahead_of
 from palestra.model.attention.packed import Attention, PackedAttention
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.sequences import StepPlan
@@ -24,18 +26,23 @@ def packed_attention(
     device: torch.device | str,
     dtype: torch.dtype,
     branches: Branches | None = None,
+    ahead: NDArray[np.int64] | None = None,
 ) -> Attention:
-    """Attention within each of several sequences that stand end to end, or trees of sequences that share rows."""
-    if has_kernels(spec, device, dtype):
+    """Attention within each of several sequences that stand end to end, or trees of sequences that share rows. `ahead`:
+    how many rows behind itself each row sees in layers with a window; the kernels know none."""
+    if ahead is not None and not ahead.any():
+        ahead = None
+    if ahead is None and has_kernels(spec, device, dtype):
         from palestra.model.attention.tiled import TiledPackedAttention
 
         return TiledPackedAttention(lengths, spec, device, branches)
-    return PackedAttention(lengths, spec.windows, device, spec.kv_sources, branches)
+    return PackedAttention(lengths, spec.windows, device, spec.kv_sources, branches, ahead)
 
 
 def paged_attention(cache: KVCache, plan: StepPlan) -> Attention:
     """Attention for one step of the scheduler's plan."""
-    if has_kernels(cache.spec, cache.device, cache.dtype):
+    looks_ahead = any(ahead_of(chunk).any() for chunk in plan.prefill if chunk.seq.pictures is not None)
+    if not looks_ahead and has_kernels(cache.spec, cache.device, cache.dtype):
         from palestra.model.attention.tiled import TiledPagedAttention
 
         return TiledPagedAttention.of(cache, plan)

@@ -25,10 +25,14 @@ class Branches:
     """Rows that were added by one sequence: the first, its position, their number, where the sequence begins in
     `paths`."""
 
-    def seen(self, start: int, stop: int, window: int | None) -> NDArray[np.bool_]:
-        """[rows, rows]: which of the rows from `start` to `stop`, a tree, see which."""
+    def seen(
+        self, start: int, stop: int, window: int | None, ahead: NDArray[np.int64] | None = None
+    ) -> NDArray[np.bool_]:
+        """[rows, rows]: which of the rows from `start` to `stop`, a tree, see which. `ahead`: how many rows behind
+        itself each of them sees."""
         row = np.arange(start, stop)
-        found = (row <= row[:, None]) & (row[:, None] < self.ends[start:stop])
+        last = row if ahead is None else row + ahead
+        found = (row <= last[:, None]) & (row[:, None] < self.ends[start:stop])
         if window is not None:
             position = self.positions[start:stop]
             found &= position[:, None] - position < window

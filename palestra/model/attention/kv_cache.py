@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from palestra.model.attention.packed import PackedAttention, attend_with_sinks, softmax_with_sinks
+from palestra.model.attention.packed import PackedAttention, attend_with_sinks, seen_keys, softmax_with_sinks
 from palestra.model.loading.spec import ModelSpec
 from palestra.model.sampling.sequences import Sequence, SequenceChunk, StepPlan
 from palestra.model.transfers import to_device
@@ -260,7 +260,9 @@ class PagedAttention:
             first += length
         if fresh:
             lengths = [n for _, n in fresh]
-            self.fresh = PackedAttention(lengths, self.spec.windows, self.device, self.spec.kv_sources)
+            parts = [ahead_of(chunk) for chunk in chunks if chunk.start == 0]
+            ahead = np.concatenate(parts) if any(part.any() for part in parts) else None
+            self.fresh = PackedAttention(lengths, self.spec.windows, self.device, self.spec.kv_sources, ahead=ahead)
             rows = np.concatenate([np.arange(start, start + n) for start, n in fresh])
             adjacent = rows[-1] - rows[0] + 1 == len(rows)
             self.fresh_rows = (
@@ -269,12 +271,9 @@ class PagedAttention:
 
     def _continue(self, layer: int, chunk: SequenceChunk, pages: Tensor, q: Tensor, sinks: Tensor | None) -> Tensor:
         k, v = (x[None, :, : chunk.end] for x in self.cache.read(layer, pages, self.kv_heads[layer]))
-        key = torch.arange(chunk.end, device=q.device)
-        query = torch.arange(chunk.start, chunk.end, device=q.device)[:, None]
-        seen = key <= query
         window = self.spec.windows[layer]
-        if window is not None:
-            seen &= key > query - window
+        ahead = None if window is None else ahead_of(chunk)
+        seen = seen_keys(chunk.start, chunk.end, window, ahead, q.device)
         heads = q.transpose(0, 1)[None]
         if sinks is None:
             out = scaled_dot_product_attention(heads, k, v, attn_mask=seen, enable_gqa=True)
@@ -365,3 +364,10 @@ def write_slots(plan: StepPlan, page_size: int) -> NDArray:
         pages = np.array(chunk.seq.pages, np.int64)
         parts.append(pages[positions // page_size] * page_size + positions % page_size)
     return np.concatenate(parts)
+
+
+def ahead_of(chunk: SequenceChunk) -> NDArray[np.int64]:
+    """How many rows behind itself each row of a chunk sees, in layers with a window."""
+    if chunk.seq.pictures is None:
+        return np.zeros(chunk.end - chunk.start, np.int64)
+    return chunk.seq.pictures.ahead(chunk.start, chunk.end)

@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -37,8 +39,8 @@ class _Group:
     start: int
     index: Tensor | None
     """[n * length] rows, when the group is not simply the rows from `start` on."""
-    is_branched: bool = False
-    """One tree: who sees whom is not a matter of the order alone."""
+    is_masked: bool = False
+    """One tree, or a sequence with rows that see later ones: who sees whom is not a matter of the order alone."""
 
     def take(self, x: Tensor) -> Tensor:
         rows = (
@@ -55,10 +57,12 @@ class PackedAttention:
         device: torch.device | str = "cpu",
         sources: Mapping[int, int] | None = None,
         branches: Branches | None = None,
+        ahead: NDArray[np.int64] | None = None,
     ):
         """`sources`: layers that read the keys and values of another one, and which that is. `branches`: sequences that
-        share rows; `lengths` are the rows of each tree then."""
-        self.windows, self.sources, self._branches = windows, sources or {}, branches
+        share rows; `lengths` are the rows of each tree then. `ahead`: how many rows behind itself each row sees in
+        layers with a window."""
+        self.windows, self.sources, self._branches, self._ahead = windows, sources or {}, branches, ahead
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
         """Keys and values of layers that others read."""
         self.groups: list[_Group] = []
@@ -83,7 +87,7 @@ class PackedAttention:
         self, group: _Group, window: int | None, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
     ) -> Tensor:
         taken = (group.take(q), group.take(k), group.take(v))
-        if group.is_branched:
+        if group.is_masked:
             seen = self._seen_by(group, window, q.device)
             if sinks is not None:
                 out = attend_with_sinks(*taken, seen, sinks)
@@ -107,22 +111,25 @@ class PackedAttention:
     def _seen_by(self, group: _Group, window: int | None, device: torch.device) -> Tensor:
         key = (group.start, window)
         if key not in self._seen:
-            assert self._branches is not None
-            self._seen[key] = torch.from_numpy(self._branches.seen(group.start, group.start + group.length, window)).to(
-                device
-            )
+            self._seen[key] = self._mask(group.start, group.start + group.length, window, device)
         return self._seen[key]
+
+    def _mask(self, start: int, stop: int, window: int | None, device: torch.device) -> Tensor:
+        ahead = None if self._ahead is None or window is None else self._ahead[start:stop]
+        if self._branches is not None:
+            return torch.from_numpy(self._branches.seen(start, stop, window, ahead)).to(device)
+        return seen_keys(0, stop - start, window, ahead, device)
 
     def _plan(self, lengths: list[int], device: torch.device | str) -> None:
         starts = [0]
         for length in lengths:
             starts.append(starts[-1] + length)
         position, offset = [0] * len(lengths), 0
-        branched = [m for m, n in enumerate(lengths) if self._is_branched(starts[m], starts[m] + n)]
-        for m in branched:
-            self.groups.append(_Group(1, lengths[m], starts[m], None, is_branched=True))
+        masked = [m for m, n in enumerate(lengths) if self._is_masked(starts[m], starts[m] + n)]
+        for m in masked:
+            self.groups.append(_Group(1, lengths[m], starts[m], None, is_masked=True))
             position[m], offset = offset, offset + lengths[m]
-        for members in _similar(lengths, without=branched):
+        for members in _similar(lengths, without=masked):
             longest = lengths[members[-1]]
             members.sort()
             plain = all(
@@ -137,8 +144,21 @@ class PackedAttention:
             rows = [torch.arange(p, p + n) for p, n in zip(position, lengths, strict=True)]
             self.restore = torch.cat(rows).to(device)
 
-    def _is_branched(self, start: int, stop: int) -> bool:
+    def _is_masked(self, start: int, stop: int) -> bool:
+        if self._ahead is not None and self._ahead[start:stop].any():
+            return True
         return self._branches is not None and bool((self._branches.ends[start:stop] != stop).any())
+
+
+def seen_keys(
+    start: int, end: int, window: int | None, ahead: NDArray[np.int64] | None, device: torch.device
+) -> Tensor:
+    """[queries, keys]: which keys up to `end` the queries from `start` on see. `ahead`: how many positions behind
+    itself each query sees."""
+    key = torch.arange(end, device=device)
+    query = key[start:, None]
+    seen = key <= (query if ahead is None else query + torch.from_numpy(ahead).to(device)[:, None])
+    return seen if window is None else seen & (key > query - window)
 
 
 def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, sinks: Tensor) -> Tensor:

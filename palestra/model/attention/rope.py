@@ -43,12 +43,13 @@ class Rotary:
         return cls(frequencies.to(device), scale, rope.is_wide, rope.query_beta, length, axes)
 
     def angles(self, positions: Tensor, dtype: torch.dtype) -> Angles:
-        """`positions`: [tokens], or [tokens, 3] with time, height and width where the batch has pictures."""
+        """`positions`: [tokens], or [tokens, 3] with time, height and width where the batch has pictures; in families
+        whose positions are one number all three are equal."""
         if positions.ndim == 1:
             angles = positions.to(torch.float32)[:, None] * self.inverse_frequencies
         else:
-            assert self.axes is not None
-            angles = positions.to(torch.float32).index_select(1, self.axes) * self.inverse_frequencies
+            axes = positions[:, :1] if self.axes is None else positions.index_select(1, self.axes)
+            angles = axes.to(torch.float32) * self.inverse_frequencies
         cos, sin = angles.cos() * self.attention_scale, angles.sin() * self.attention_scale
         both = torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
         turn = both if self.is_wide else (both[0].to(dtype), both[1].to(dtype))

@@ -13,8 +13,10 @@ from palestra.model.errors import UnsupportedModel
 from palestra.model.loading import family_layers as build
 from palestra.model.loading.config_fields import Config, ConfigFields
 from palestra.model.loading.family_layers import Layers
+from palestra.model.loading.gemma_tower_spec import read_gemma_tower_spec
 from palestra.model.loading.layer_spec import Multipliers
-from palestra.model.loading.tower_spec import TowerDefaults
+from palestra.model.loading.qwen_tower_spec import TowerDefaults
+from palestra.model.loading.tower_spec import TowerSpec
 from palestra.util.suggest import nearest
 
 
@@ -38,8 +40,8 @@ class Family:
     """Cosines and sines stay in float32."""
     rope_sections: tuple[int, int, int] | None = None
     """Pairs of dimensions that turn by time, height and width (`mrope_section`). None: positions are one number."""
-    tower: TowerDefaults | None = None
-    """What absent fields of the vision tower mean; None: its pictures are not read."""
+    tower: Callable[[Config, str], TowerSpec | None] | None = None
+    """Reads the vision tower's spec from a config and the name of its file; None: its pictures are not read."""
     has_query_scaling: bool = False
     """Queries grow with the logarithm of their position (`llama_4_scaling_beta`)."""
     has_wide_norms: bool = False
@@ -85,7 +87,7 @@ _HYBRID_MOE = _HYBRID | {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
-_QWEN3_5_TOWER = TowerDefaults(image_token=248056, start_token=248053, end_token=248054)
+_QWEN3_5_TOWER = TowerDefaults(image_token=248056, start_token=248053, end_token=248054).read
 _QWEN3_5 = Family(
     "qwen3_5",
     build.qwen3_5,
@@ -127,7 +129,7 @@ _QWEN3_VL = Family(
         "rope_theta": 5e5,
     },
     rope_sections=(24, 20, 20),
-    tower=TowerDefaults(image_token=151655, start_token=151652, end_token=151653, deepstack_layers=(8, 16, 24)),
+    tower=TowerDefaults(image_token=151655, start_token=151652, end_token=151653, deepstack_layers=(8, 16, 24)).read,
 )
 _QWEN3_VL_MOE = Family(
     "qwen3_vl_moe",
@@ -342,6 +344,7 @@ _GEMMA4 = Family(
     has_local_rope=True,
     has_wide_norms=True,
     multipliers=build.gemma_multipliers,
+    tower=read_gemma_tower_spec,
 )
 _GLM4_MOE = Family(
     "glm4_moe",

@@ -15,12 +15,11 @@ from palestra.model.decoder import Decoder
 from palestra.model.errors import ModelError, TokenizerError
 from palestra.model.loading.row_share import RowShare
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.loading.tower_weights import read_tower
 from palestra.model.loading.weights import DTYPES, read_weights
 from palestra.model.numerics import Numerics, set_numerics
 from palestra.model.quantised.forms import FORMS
 from palestra.model.vision.feature_store import FeatureStore
-from palestra.model.vision.tower import Tower
+from palestra.model.vision.tower import open_tower
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -112,13 +111,13 @@ def _on_one_device(
     folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device, weights: str | None
 ) -> Model:
     """Loads the model on one device, with the vision tower if the files have one."""
-    tower = None if spec.tower is None else read_tower(folder, spec.tower, dtype, device)
+    tower = None if spec.tower is None else open_tower(folder, spec.tower, dtype, device)
     if tower is None:
         spec = replace(spec, tower=None)
     form = FORMS.get(weights) if weights else None
     decoder = Decoder(spec, read_weights(folder, spec, dtype, device, form))
-    if spec.tower is not None and tower is not None:
-        decoder.vision = FeatureStore(Tower(spec.tower, tower))
+    if tower is not None:
+        decoder.vision = FeatureStore(tower)
     return Model(folder, spec, decoder, weights)
 
 

@@ -28,7 +28,7 @@ from palestra.model.loading.layer_spec import (
 )
 from palestra.model.loading.quantisation_fields import refuse_packing
 from palestra.model.loading.rope_fields import read_ropes
-from palestra.model.loading.tower_spec import TowerSpec, read_tower_spec
+from palestra.model.loading.tower_spec import TowerSpec
 
 STATE_BYTES = 4  # recurrent states are float32
 
@@ -207,7 +207,7 @@ class ModelSpec:
 
 
 def _tower(config: Config, source: str, family: Family, hidden_size: int) -> TowerSpec | None:
-    tower = None if family.tower is None else read_tower_spec(config, source, family.tower)
+    tower = None if family.tower is None else family.tower(config, source)
     if tower is not None and tower.out_size != hidden_size:
         raise UnsupportedModel(
             f"{source}: out_hidden_size of vision_config is {tower.out_size}, hidden_size is {hidden_size}"

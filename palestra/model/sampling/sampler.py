@@ -548,7 +548,13 @@ class Sampler:
         hidden = decoder(
             to_device(seq.tokens, device, np.int64).clamp_min(0),
             to_device(positions, device),
-            packed_attention([n], decoder.spec, device, decoder.dtype),
+            packed_attention(
+                [n],
+                decoder.spec,
+                device,
+                decoder.dtype,
+                ahead=None if seq.pictures is None else seq.pictures.ahead(0, n),
+            ),
             LoraPlan.of([(self._adapter(seq), n)], device=device),
             packed_recurrence([n], decoder.spec, device, decoder.dtype),
             routing=None if self.routing is None else Routing(),

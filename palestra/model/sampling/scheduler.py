@@ -221,9 +221,12 @@ class Scheduler:
         return min(self.prefill_tokens, max(share, self.prefill_tokens // LEAST_SHARE, 1))
 
     def _prefill_length(self, seq: Sequence, plan: StepPlan) -> int:
-        budget = plan.prefill_budget - plan.prefill_tokens
+        budget = max(0, plan.prefill_budget - plan.prefill_tokens)  # a picture may have gone beyond it
         if self.states is None:
-            return min(len(seq.tokens) - seq.computed, budget)
+            end = min(len(seq.tokens), seq.computed + budget)
+            if seq.pictures is not None:
+                end = seq.pictures.whole_end(seq.computed, end, must_move=not plan.prefill_tokens)
+            return end - seq.computed
         return self.states.prefill_end(seq, budget, must_move=not plan.prefill_tokens) - seq.computed
 
     def _take_pages(self, seq: Sequence, end: int, plan: StepPlan) -> bool:

@@ -128,7 +128,8 @@ class Trainer:
         runs = [(batch[i].adapter, n) for i, n in zip(trees.owners, trees.lengths, strict=True)]
         plan = LoraPlan.of(runs, train=train, device=device)
         branches = trees.branches()
-        attend = packed_attention(trees.lengths, spec, device, dtype, branches)
+        ahead = None if pictures is None else trees.of_rows([_ahead(d) for d in batch])
+        attend = packed_attention(trees.lengths, spec, device, dtype, branches, ahead)
         recur = packed_recurrence(trees.lengths, spec, device, dtype, branches)
         head_rows = _head_rows(trees, np.concatenate([d.targets for d in batch]), runs)
         losses = _loss_runs(batch, device)
@@ -245,6 +246,12 @@ class _HeadRows:
         if done.hidden_grad is not None and self.counts is not None:
             done.hidden_grad = sum_runs(done.hidden_grad, self.counts)
         return done
+
+
+def _ahead(datum: Prepared) -> NDArray[np.int64]:
+    """How many rows behind itself each row sees, in layers with a window."""
+    n = len(datum.tokens)
+    return np.zeros(n, np.int64) if datum.pictures is None else datum.pictures.ahead(0, n)
 
 
 def _head_rows(trees: PrefixTrees, targets: NDArray[np.int64], runs: list[tuple[Adapter | None, int]]) -> _HeadRows:

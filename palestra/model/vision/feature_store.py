@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from palestra.model.vision.tower import Features, Tower
+from palestra.model.vision.features import Features, Tower
 from palestra.types import Picture
 
 STORE_BYTES = 1 << 28

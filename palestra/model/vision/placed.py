@@ -66,12 +66,16 @@ class PlacedPictures:
     """[length, 3]: time, height and width of each position of the prompt."""
     shift: int
     """What is to be added to the place of a token behind the prompt to have its position."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """Rows (first, and behind the last) that see each other in layers with a window: those of a picture, and of others
+    right behind it. Only in families whose pictures look ahead."""
 
     @classmethod
     def of(cls, spec: TowerSpec, placed: Sequence[tuple[int, Picture]], length: int) -> PlacedPictures:
         """`placed`: first positions, with their pictures. Raises DataError where these overlap or do not fit."""
         positions = np.empty((length, 3), np.int64)
         counts, at, following = [], 0, 0
+        blocks: list[tuple[int, int]] = []
         for start, picture in sorted(placed, key=lambda pair: pair[0]):
             down, right = spec.grid(picture.height, picture.width)
             if down * right == 0 or picture.height % spec.multiple or picture.width % spec.multiple:
@@ -88,11 +92,17 @@ class PlacedPictures:
             positions[at:start] = (following + np.arange(text))[:, None]
             following += text
             grid = np.indices((down, right)).reshape(2, -1).T
-            positions[start : start + down * right, 0] = following
-            positions[start : start + down * right, 1:] = following + grid
-            following += max(down, right)
+            if spec.has_plane_positions:
+                positions[start : start + down * right, 0] = following
+                positions[start : start + down * right, 1:] = following + grid
+                following += max(down, right)
+            else:
+                positions[start : start + down * right] = (following + np.arange(down * right))[:, None]
+                following += down * right
+            joins = bool(blocks) and blocks[-1][1] == start
             counts.append(down * right)
             at = start + down * right
+            blocks.append((blocks.pop()[0] if joins else start, at))
         positions[at:] = (following + np.arange(length - at))[:, None]
         ordered = sorted(placed, key=lambda pair: pair[0])
         shift = following - at
@@ -102,14 +112,38 @@ class PlacedPictures:
             tuple(counts),
             positions,
             shift,
+            tuple(blocks) if spec.looks_ahead else (),
         )
 
     def with_ids(self, tokens: Iterable[int]) -> list[int]:
-        """The prompt's tokens, with the ids of rows where pictures stand."""
-        ids = list(tokens)
-        for picture, start, count in zip(self.pictures, self.starts, self.counts, strict=True):
+        """The prompt's tokens, with the ids of rows where pictures stand. Rows that see each other have ids of all
+        pictures among them."""
+        ids, placed = list(tokens), list(zip(self.pictures, self.starts, self.counts, strict=True))
+        for picture, start, count in placed:
             ids[start : start + count] = row_ids(picture.digest, count)
+        for first, end in self.blocks:
+            digests = [picture.digest for picture, start, _ in placed if first <= start < end]
+            if len(digests) > 1:
+                joined = hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
+                ids[first:end] = row_ids(joined, end - first)
         return ids
+
+    def ahead(self, start: int, end: int) -> NDArray[np.int64]:
+        """[end - start]: how many rows behind itself each of these sees, in layers with a window."""
+        found = np.zeros(end - start, np.int64)
+        for first, last in self.blocks:
+            low, high = max(first, start), min(last, end)
+            if low < high:
+                found[low - start : high - start] = last - 1 - np.arange(low, high)
+        return found
+
+    def whole_end(self, start: int, end: int, *, must_move: bool) -> int:
+        """Where a chunk from `start` on may end, at `end` or before, so that rows which see each other are computed
+        together; behind `end` if there is no such place and it `must_move`."""
+        for first, last in self.blocks:
+            if first < end < last:
+                return first if first > start else last if must_move else start
+        return end
 
     def rope_positions(self, start: int, end: int) -> NDArray[np.int64]:
         """[end - start, 3]"""

@@ -18,9 +18,10 @@ from palestra.environments.fleet import FleetAttempt, FleetGrade, FleetSettings,
 from palestra.environments.fleet.backends.mcp_server import McpBackend
 from palestra.environments.fleet.mcp_client import answer_of
 from palestra.types import VisionCard
+from palestra.types.pictures import PictureSizes
 from tests.environments.fleet.conftest import call
 
-CARD = VisionCard(multiple=16, min_pixels=256, max_pixels=65536, image_token=9)
+CARD = VisionCard(sizes=PictureSizes(multiple=16, min_pixels=256, max_pixels=65536), image_token=9)
 
 pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs mcp")
 

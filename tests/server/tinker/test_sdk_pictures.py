@@ -138,3 +138,21 @@ def test_rows_of_a_picture_are_targets_of_nothing(service: tinker.ServiceClient,
     given = types.Datum(prompt(picture()), NO_TARGETS)
     with pytest.raises(tinker.TinkerError, match="position 2 predicts a row of a picture"):
         client.forward_backward([given], "cross_entropy").result()
+
+
+def test_gemmas_pictures_are_sampled_and_trained(make_module_server: Any, random_model: Any) -> None:
+    """They become as large as 70 positions allow, and their rows see each other."""
+    server = make_module_server(model=random_model("gemma4_moe_vl"))
+    with server.client() as service:
+        client = service.create_lora_training_client(server.name, rank=4, seed=1)
+        chunk = types.ImageChunk(data=file_of(drawn(0)), format="png", expected_tokens=63)
+        text = types.EncodedTextChunk(tokens=[17, 301]), types.EncodedTextChunk(tokens=[44, 81])
+        given = types.ModelInput(chunks=[text[0], chunk, text[1]])
+        answer = sample(client.save_weights_and_get_sampling_client(), given)
+        for sequence in answer.sequences:
+            chunks = [*given.chunks, types.EncodedTextChunk(tokens=list(sequence.tokens)[:-1])]
+            targets = np.array([0] * 66 + list(sequence.tokens))
+            inputs: Any = {"target_tokens": targets, "weights": np.array([0.0] * 66 + [1.0] * 6, np.float32)}
+            passed = client.forward([types.Datum(types.ModelInput(chunks=chunks), inputs)], "cross_entropy").result()
+            found = passed.loss_fn_outputs[0]["logprobs"].to_numpy()[-6:]
+            assert found == pytest.approx(np.array(sequence.logprobs), abs=2e-5)

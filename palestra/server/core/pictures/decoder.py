@@ -14,14 +14,14 @@ from palestra.config.serve import ServeLimits
 from palestra.server.core.pictures.decoding import DecodeAnswer, DecodeOrder
 from palestra.server.core.pictures.locations import PictureError
 from palestra.types import Picture, VisionCard
-from palestra.types.pictures import short_name
+from palestra.types.pictures import PictureSizes, short_name
 from palestra.util.answering_child import AnsweringChild, ChildDied, ChildTooLate
 
 CHILD = "palestra.server.core.pictures.decoding_child"
 LIMIT_S = 30.0  # of one picture; the largest that is read takes two
 CACHE_BYTES = 64 << 20
 
-Known = tuple[str, int, int, int]
+Known = tuple[str, PictureSizes]
 
 
 class PictureDecoder:
@@ -43,15 +43,13 @@ class PictureDecoder:
                 f"{name} is too large; at most {self._limits.max_picture_bytes} bytes are read "
                 "(limits.max_picture_bytes)"
             )
-        key = (digest, card.multiple, card.min_pixels, card.max_pixels)
+        key = (digest, card.sizes)
         if key in self._known:
             self._known.move_to_end(key)
             return self._known[key]
         order = DecodeOrder(
             file=file,
-            multiple=card.multiple,
-            min_pixels=card.min_pixels,
-            max_pixels=card.max_pixels,
+            sizes=card.sizes,
             max_file_pixels=self._limits.max_picture_pixels,
         )
         answer = await self._ask(msgspec.msgpack.encode(order))

@@ -5,15 +5,12 @@ from __future__ import annotations
 from msgspec import Struct
 
 from palestra.types import Picture
+from palestra.types.pictures import PictureSizes
 
 
 class DecodeOrder(Struct, frozen=True, kw_only=True):
     file: bytes
-    multiple: int
-    """Both sides of the picture become multiples of this."""
-    min_pixels: int
-    max_pixels: int
-    """Between these numbers of pixels it is resized, where it has others."""
+    sizes: PictureSizes
     max_file_pixels: int
     """A file with more is refused before it is unpacked."""
 

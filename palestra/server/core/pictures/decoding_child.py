@@ -2,7 +2,7 @@
 
 It can do nothing but compute: no files, no network, bounded memory. Whatever a file makes it do, the server goes on.
 PNG, JPEG, WebP and GIF are read. A picture is turned as its EXIF data says, laid on white where it is transparent,
-converted to RGB, and resized as transformers' processor of Qwen3-VL does it, with Pillow's bicubic filter.
+converted to RGB, and resized as transformers' processors of the families do it, with Pillow's bicubic filter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from palestra.sandbox.compute_only import jail
 from palestra.server.core.pictures.decoding import DecodeAnswer, DecodeOrder
 from palestra.types import Picture
-from palestra.types.pictures import UnfitPicture, resized_sides
+from palestra.types.pictures import UnfitPicture
 from palestra.util.answering_child import delimited, read_message
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def decode(order: DecodeOrder) -> Picture:
     image = _opened(order)
     image.load()
     image = _upright(image)
-    height, width = resized_sides(image.height, image.width, order.multiple, order.min_pixels, order.max_pixels)
+    height, width = order.sizes.sides(image.height, image.width)
     image = _in_rgb(image)
     if image.size != (width, height):
         image = image.resize((width, height), _pillow("Image").Resampling.BICUBIC)

@@ -85,6 +85,6 @@ class PictureReader:
             )
         digest = encoded.url.removeprefix(SCHEME)
         picture = await asyncio.to_thread(self.cache.find, owner, digest)
-        if picture is None or picture.height % card.multiple or picture.width % card.multiple:
+        if picture is None or not card.sizes.has(picture.height, picture.width):
             raise PictureError(f"picture {digest[:12]} is not kept here any more for this model; send it again")
         return picture

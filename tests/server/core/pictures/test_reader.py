@@ -23,12 +23,14 @@ from palestra.server.core.pictures.locations import PictureError
 from palestra.server.core.pictures.picture_cache import PictureCache
 from palestra.server.core.pictures.reader import EncodedPicture, PictureReader
 from palestra.types import Picture, VisionCard
-from palestra.types.pictures import resized_sides
+from palestra.types.pictures import PictureSizes
 from tests.pictures import data_url, drawn, file_of
 
 T = TypeVar("T")
 
-CARD = VisionCard(multiple=32, min_pixels=65536, max_pixels=16777216, image_token=1)
+QWEN = PictureSizes.of_config({}, {})
+GEMMA = PictureSizes.of_config({"model_type": "gemma4_vision"}, {})
+CARD = VisionCard(sizes=QWEN, image_token=1)
 
 
 @pytest.fixture
@@ -59,8 +61,7 @@ def decoded(image: Image.Image, form: str = "PNG", **options: Any) -> Picture:
 
 
 def order(file: bytes, **bounds: int) -> DecodeOrder:
-    fields: dict[str, Any] = {"multiple": 32, "min_pixels": 65536, "max_pixels": 16777216, "max_file_pixels": 1 << 26}
-    return DecodeOrder(file=file, **fields | bounds)
+    return DecodeOrder(file=file, sizes=QWEN, **{"max_file_pixels": 1 << 26} | bounds)
 
 
 def pixels(picture: Picture) -> np.ndarray:
@@ -80,7 +81,7 @@ def exif(orientation: int) -> Image.Exif:
     ("height", "width", "rows"), [(224, 224, 64), (150, 224, 70), (400, 300, 108), (8000, 7900, 16256)]
 )
 def test_sides_are_those_of_transformers(height: int, width: int, rows: int) -> None:
-    own = resized_sides(height, width, 32, 65536, 16777216)
+    own = QWEN.sides(height, width)
     assert own[0] * own[1] // 1024 == rows
 
 
@@ -97,6 +98,29 @@ def test_pixels_are_those_of_transformers() -> None:
         squares = found["pixel_values"].reshape(down // 2, right // 2, 2, 2, 3, 2, 16, 16)[:, :, :, :, :, 0]
         theirs = squares.transpose(0, 2, 5, 1, 3, 6, 4).reshape(down * 16, right * 16, 3)
         assert np.array_equal(pixels(decoded(image)), theirs.astype(np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(224, 150), (640, 480), (64, 48), (3000, 40), (40, 3000), (768, 768)])
+def test_sides_for_gemma_are_those_of_transformers(shape: tuple[int, int]) -> None:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
+    theirs = get_aspect_ratio_preserving_size(*shape, patch_size=16, max_patches=280 * 9, pooling_kernel_size=3)
+    assert GEMMA.sides(*shape) == theirs
+
+
+@pytest.mark.slow
+def test_pixels_for_gemma_are_those_of_transformers() -> None:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    processor = Gemma4ImageProcessorPil(do_rescale=False)
+    for shape in ((224, 150), (640, 480), (64, 48)):
+        image = drawn(3, *shape)
+        found = processor([image], return_tensors="np")
+        ours = decoding_child.decode(DecodeOrder(file=file_of(image), sizes=GEMMA, max_file_pixels=1 << 26))
+        right, down = found["image_position_ids"][0].max(0) + 1
+        patches = found["pixel_values"][0][: down * right].reshape(down, right, 16, 16, 3)
+        theirs = patches.transpose(0, 2, 1, 3, 4).reshape(down * 16, right * 16, 3)
+        assert np.array_equal(pixels(ours), theirs.astype(np.uint8))
 
 
 def test_forms_and_colours_become_rgb() -> None:
