@@ -149,7 +149,7 @@ def _read(
         else:
             shown = url if len(url) <= SHOWN else f"{url[:SHOWN]}…"
             raise ChatError(f"{where}: a picture at {shown!r} is not fetched; send the file as data:image/png;base64,…")
-        return file, PictureMark(file.digest, card.rows_of_size(file.height, file.width))
+        return file, PictureMark(file.digest, card.rows_of_file(file))
     except BadPicture as error:
         raise ChatError(f"{name} {error}") from None
     except UnfitPicture as error:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from palestra.util.json_types import JsonMapping
-from palestra.util.png import png_file
+from palestra.util.png import is_resized, png_file
 
 CHANNELS = 3
 NAMED_DIGITS = 12  # of a digest, in messages
@@ -56,8 +56,8 @@ class Picture(Struct, frozen=True, kw_only=True):
         return pixels
 
     def png(self) -> bytes:
-        """A file of exactly these pixels."""
-        return png_file(self.pixels, self.height, self.width)
+        """A file of exactly these pixels, which are not resized when it is read again."""
+        return png_file(self.pixels, self.height, self.width, is_resized=True)
 
 
 class PlacedImage(Struct, frozen=True, array_like=True):
@@ -100,9 +100,11 @@ class PictureSizes(Struct, frozen=True, kw_only=True):
             max_pixels=int(size.get("longest_edge", QWEN_PIXELS[1])),
         )
 
-    def sides(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width that the tower reads of a picture. Raises UnfitPicture for what is much longer than
-        wide."""
+    def sides(self, height: int, width: int, *, is_resized: bool = False) -> tuple[int, int]:
+        """Height and width that the tower reads of a picture. `is_resized`: its file says that it was read like that
+        once. Raises UnfitPicture for what is much longer than wide."""
+        if is_resized and self.has(height, width):
+            return height, width
         if max(height, width) > WIDEST * min(height, width):
             raise UnfitPicture(f"it has {width} x {height} pixels; its sides may differ by a factor of {WIDEST}")
         return self._largest(height, width) if self.resizing is Resizing.LARGEST else self._nearest(height, width)
@@ -151,9 +153,9 @@ class VisionCard(Struct, frozen=True, kw_only=True):
         """Positions that a picture takes."""
         return self.sizes.rows(picture.height, picture.width)
 
-    def rows_of_size(self, height: int, width: int) -> int:
-        """Positions that a picture of this size takes after it was resized. Raises UnfitPicture."""
-        return self.sizes.rows(*self.sizes.sides(height, width))
+    def rows_of_file(self, file: PictureFile) -> int:
+        """Positions that a file's picture takes after it was resized. Raises UnfitPicture."""
+        return self.sizes.rows(*self.sizes.sides(file.height, file.width, is_resized=is_resized(file.data)))
 
 
 def short_name(digest: str) -> str:

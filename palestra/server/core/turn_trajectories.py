@@ -18,6 +18,12 @@ class SeenTrajectory:
     images: list[PlacedImage]
     """Where pictures stand among its tokens."""
 
+    def rows(self, place: int) -> int:
+        """Positions of a picture, by its place among them: equal tokens up to another one or to the next picture."""
+        start, tokens = self.images[place].start, self.trajectory.tokens
+        end = self.images[place + 1].start if place + 1 < len(self.images) else len(tokens)
+        return next((at for at in range(start, end) if tokens[at] != tokens[start]), end) - start
+
 
 def trajectories_of(turns: Iterable[TraceTurn]) -> list[SeenTrajectory]:
     """Joins calls by their tokens, and by the pictures among them: all pictures of one size have the same tokens."""

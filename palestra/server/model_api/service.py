@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from palestra.chat import ChatTokenizer
 from palestra.config.serve import ServeConfig
 from palestra.server.broker.service import EpisodeService
+from palestra.server.core.errors import ApiError
 from palestra.server.core.owners.callers import Caller
 from palestra.server.core.pictures.reader import PictureReader
 from palestra.server.core.telemetry.metrics import Metrics
@@ -65,6 +66,13 @@ class ModelApi:
 
     async def model(self, caller: Caller, name: str) -> JsonObject:
         return about(await self.models.find(caller, name))
+
+    async def picture(self, caller: Caller, digest: str) -> bytes:
+        """The file of a picture that one of the caller's conversations shows."""
+        picture = await asyncio.to_thread(self._pictures.cache.find, caller.owner, digest)
+        if picture is None:
+            raise ApiError(404, f"picture {digest[:12]} is not kept here any more (limits.max_kept_picture_bytes)")
+        return await asyncio.to_thread(picture.png)
 
     async def tokenize(self, caller: Caller, call: TokenizeRequest) -> JsonObject:
         """Tokenizes a chat as it would be read now, with the history token for token."""

@@ -11,13 +11,13 @@ import msgspec
 from sqlalchemy import Connection
 
 from palestra.chat.canonical import Message
-from palestra.chat.pictures import with_parts
+from palestra.chat.pictures import SCHEME, with_parts
 from palestra.chat.prompt_records import AnswerKey, CachedTurn, Prompt
 from palestra.server.broker.masking import Masking
 from palestra.server.broker.model_calls import EpisodeCalls
 from palestra.server.core.errors import ApiError
 from palestra.server.core.owners.callers import Caller
-from palestra.server.core.turn_trajectories import trajectories_of
+from palestra.server.core.turn_trajectories import SeenTrajectory, trajectories_of
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.delivery_acks import DeliveryAcks
 from palestra.server.model_api.json_text import dumps
@@ -121,14 +121,14 @@ class CallTraces:
 
     async def trajectories(self, caller: Caller, trace_id: str) -> JsonObject:
         _, turns = await self._read(caller, trace_id)
-        if any(PICTURE_PART in turn.facts.heard for turn in turns):
+        if any(PICTURE_PART in turn.facts.heard and not turn.facts.images for turn in turns):
             detail = (
-                "this conversation has pictures, which trajectories cannot hold: tokens alone would train on a blind "
-                "prompt; sample with the Tinker API, and send its image chunks back"
+                "this conversation has pictures, and was kept by a version that did not note where they stand: tokens "
+                "alone would train on a blind prompt"
             )
             raise ApiError(400, detail, param="trace_id", code="unsupported")
-        found = trajectories_of(turns)
-        return {"object": "list", "trace_id": trace_id, "data": [msgspec.to_builtins(one.trajectory) for one in found]}
+        found = [_with_images(one) for one in trajectories_of(turns)]
+        return {"object": "list", "trace_id": trace_id, "data": found}
 
     async def export(self, caller: Caller, limit: int, offset: int, origin: str | None) -> AsyncIterator[bytes]:
         """Yields a line for each trace. Traces that are purged meanwhile are left out."""
@@ -190,6 +190,14 @@ def _turn(call: TracedCall) -> TraceTurn:
         parent=None if place is None else place.turn,
         parent_sample=None if place is None else place.sample,
     )
+
+
+def _with_images(seen: SeenTrajectory) -> JsonObject:
+    images = [
+        {"start": image.start, "tokens": seen.rows(place), "url": f"{SCHEME}{image.digest}"}
+        for place, image in enumerate(seen.images)
+    ]
+    return {**msgspec.to_builtins(seen.trajectory), "images": images}
 
 
 def _about(trace: Trace) -> JsonObject:

@@ -128,8 +128,16 @@ def test_a_conversation_goes_on_behind_a_picture(client: openai.OpenAI, seeing: 
     assert shown["image_url"]["url"].startswith("picture:")
     again = said(client, [*asked(shown, words("What is it?")), *more[1:]])
     assert again.choices[0].message.content == second.choices[0].message.content
-    refused = seeing.http().get(f"/v1/traces/{trace['id']}/trajectories")
-    assert (refused.status_code, "pictures" in refused.json()["error"]["message"]) == (400, True)
+    found, *_ = seeing.http().get(f"/v1/traces/{trace['id']}/trajectories").json()["data"]
+    assert [one["tokens"] for one in found["images"]] == [ROWS, ROWS]
+    assert found["images"][0]["url"] == shown["image_url"]["url"]
+    for one in found["images"]:
+        places = slice(one["start"], one["start"] + ROWS)
+        assert (found["tokens"][places], found["loss_mask"][places]) == ([504] * ROWS, [0] * ROWS)
+    pictures = [one["url"].removeprefix("picture:") for one in found["images"]]
+    files = [seeing.http().get(f"/v1/pictures/{digest}").content for digest in pictures]
+    assert [pixels_of(file) for file in files] == [drawn(seed).tobytes() for seed in (2, 3)]
+    assert seeing.http().get(f"/v1/pictures/{'0' * 64}").status_code == 404
 
 
 def test_an_episode_is_delivered_with_the_pictures_of_its_calls(seeing: Server) -> None:

@@ -20,6 +20,7 @@ from palestra.server.core.pictures.decoding import DecodeAnswer, DecodeOrder
 from palestra.types import Picture
 from palestra.types.pictures import UnfitPicture
 from palestra.util.answering_child import delimited, read_message
+from palestra.util.png import is_resized
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -45,7 +46,7 @@ def decode(order: DecodeOrder) -> Picture:
     image = _opened(order)
     image.load()
     image = _upright(image)
-    height, width = order.sizes.sides(image.height, image.width)
+    height, width = order.sizes.sides(image.height, image.width, is_resized=is_resized(order.file))
     image = _in_rgb(image)
     if image.size != (width, height):
         image = image.resize((width, height), _pillow("Image").Resampling.BICUBIC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Annotated, Literal, TypeVar
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from palestra.server.core.owners.callers import Caller
@@ -26,6 +26,7 @@ from palestra.util.json_types import JsonObject
 PREFIXES = ("/v1", "/oai/api/v1")
 """The prefix of OpenAI's API, and the one of hosted Tinker."""
 MAX_LISTED = 1000
+PNG = "image/png"
 C = TypeVar("C", bound=s.SamplingFields)
 
 router = APIRouter(route_class=OpenAIRoute, responses=refusals(OpenAIErrorEnvelope), tags=["model endpoint"])
@@ -121,8 +122,16 @@ async def get_trace(
 
 @router.get("/traces/{trace_id}/trajectories")
 async def get_trajectories(trace_id: str, service: ServiceNow, caller: CallerNow) -> Response:
-    """A trace as training data: tokens, loss mask, log-probabilities."""
+    """A trace as training data: tokens, loss mask, log-probabilities, and where pictures stand."""
     return _json(await service.traces.trajectories(caller, trace_id))
+
+
+@router.get("/pictures/{digest}", responses={200: {"content": {PNG: {}}}}, response_class=Response)
+async def get_picture(
+    digest: Annotated[str, Path(pattern="^[0-9a-f]{64}$")], service: ServiceNow, caller: CallerNow
+) -> Response:
+    """A picture of a trace, by the digest in its URL, as a PNG file of the pixels that the model read."""
+    return Response(await service.picture(caller, digest), media_type=PNG)
 
 
 @tokens.post("/tokenize", openapi_extra=JSON_BODY)

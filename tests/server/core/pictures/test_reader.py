@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from palestra.chat.picture_files import picture_file
 from palestra.config.serve import ServeLimits
 from palestra.server.core.pictures import decoding_child
 from palestra.server.core.pictures.decoding import DecodeOrder
@@ -121,6 +122,18 @@ def test_pixels_for_gemma_are_those_of_transformers() -> None:
         patches = found["pixel_values"][0][: down * right].reshape(down, right, 16, 16, 3)
         theirs = patches.transpose(0, 2, 1, 3, 4).reshape(down * 16, right * 16, 3)
         assert np.array_equal(pixels(ours), theirs.astype(np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(1000, 350), (64, 3000), (480, 640)])
+def test_a_picture_that_was_kept_is_read_as_it_was(shape: tuple[int, int]) -> None:
+    """Gemma's sizes would grow again: what is rounded down leaves room."""
+    for sizes in (GEMMA, QWEN):
+        first = decoding_child.decode(DecodeOrder(file=file_of(drawn(3, *shape)), sizes=sizes, max_file_pixels=1 << 26))
+        order = DecodeOrder(file=first.png(), sizes=sizes, max_file_pixels=1 << 26)
+        assert decoding_child.decode(order).digest == first.digest
+        card = VisionCard(sizes=sizes, image_token=1)
+        assert card.rows_of_file(picture_file(first.png())) == card.rows(first)
+    assert GEMMA.sides(432, 1344) == (432, 1392)
 
 
 def test_forms_and_colours_become_rgb() -> None:
