@@ -230,7 +230,8 @@ class ModelConfig(Config):
     sampler_memory_bytes: PositiveInt = 1 << 30
     """Memory of the sampler cache; beyond it, the least recently used samplers go to disk."""
     snapshot_every_s: PositiveFloat = 10.0
-    """Seconds between snapshots of models in training: the most work that a crash repeats."""
+    """Seconds between snapshots of models in training: the most work that a crash repeats. Longer where writing one
+    takes more than a quarter of it."""
     snapshot_every_bytes: PositiveInt = 64 << 20
     """Bytes of training requests after which a snapshot is made."""
     snapshot_copy_s: PositiveFloat = 60.0

@@ -77,6 +77,8 @@ class QueuedModel:
     """When the last one was begun; at first, when there was nothing to keep yet."""
     is_snapshotting: bool = False
     bytes_since_snapshot: int = 0
+    snapshot_write_s: float = 0.0
+    """Seconds that writing the last one took."""
 
     @property
     def covered_seq(self) -> int:

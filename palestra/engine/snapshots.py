@@ -51,6 +51,9 @@ FORMAT = 1
 UNSTORED = "unstored"
 MAX_IN_FLIGHT = 4  # each is a copy of its model until it is on disk
 SCAN_EVERY_S = 0.1
+REST = 4.0
+"""Between snapshots, the file thread has at least this many times as long for other files as one took to write: those
+of an adapter for hundreds of experts are gigabytes."""
 
 
 class SamplerPlace(StrEnum):
@@ -129,9 +132,9 @@ class Snapshots:
         return max(due, self._scan_at) - time.monotonic()
 
     def _due_at(self, model: QueuedModel) -> float:
-        if model.bytes_since_snapshot >= self.every_bytes:
-            return -inf
-        return model.snapshot_at + self.every_s
+        rest_s = REST * model.snapshot_write_s
+        every_s = 0.0 if model.bytes_since_snapshot >= self.every_bytes else self.every_s
+        return model.snapshot_at + max(every_s, rest_s)
 
     def _can_take(self, model: QueuedModel) -> bool:
         return model.is_between_requests and not model.is_snapshotting
@@ -169,8 +172,9 @@ class Snapshots:
                 if not file.exists():
                     raise FileNotFoundError(f"{file}: a sampler of this model could not be written")
             results = np.frombuffer(msgspec.msgpack.encode(unstored), np.uint8)
-            metadata = msgspec.json.encode(header).decode()
+            metadata, start = msgspec.json.encode(header).decode(), time.monotonic()
             write_tensors(self._file(header.model_id, number), {**image.tensors, UNSTORED: results}, metadata)
+            model.snapshot_write_s = time.monotonic() - start
 
         def then(_: None, error: Exception | None) -> None:
             self._in_flight -= 1

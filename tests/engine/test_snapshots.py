@@ -158,6 +158,22 @@ def test_one_is_due_after_a_time_or_many_bytes(desks: Callable[..., Any]) -> Non
     assert life.sent[-1] == Snapshotted(model_id="a", seq_id=2, covered_seq=1, file="models/a@2.snapshot")
 
 
+def test_one_that_took_long_to_write_is_followed_by_a_rest_for_other_files(desks: Callable[..., Any]) -> None:
+    life = desks(every_s=1000.0)
+    life.create("a")
+    model, life.snapshots.every_bytes = life.table.models["a"], 1
+    model.bytes_since_snapshot = 1
+    life.train("a", life.a_pass(1))
+    life.run()
+    assert 0 < model.snapshot_write_s < 1
+    model.snapshot_write_s = 100.0
+    model.bytes_since_snapshot = 1
+    life.train("a", life.a_pass(1))
+    life.run()
+    assert isinstance(life.sent[-1], Trained)
+    assert 390 < life.snapshots.next_s <= 400
+
+
 def test_a_model_at_rest_is_written_once_more_and_its_requests_are_needed_no_longer(desks: Callable[..., Any]) -> None:
     life = desks(every_s=0.001)
     life.create("a")
