@@ -332,7 +332,9 @@ def random_config(
 ) -> dict[str, Any]:
     """Returns the config.json of such a model, without its tokens and its dtype."""
     if family in SEEING:
-        return seeing_config(SEEING[family], random_config(SEEING[family].text, shape, vocab_size, tie, overrides))
+        own = dict(overrides or {})
+        tower = own.pop("vision_config", {})
+        return seeing_config(SEEING[family], random_config(SEEING[family].text, shape, vocab_size, tie, own), tower)
     overrides = overrides or {}
     config = (
         {"model_type": family}

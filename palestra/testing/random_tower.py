@@ -71,8 +71,8 @@ def seeing_family(config: dict[str, Any]) -> SeeingFamily | None:
     return next(one for one in SEEING.values() if config["architectures"] == [one.architecture])
 
 
-def seeing_config(family: SeeingFamily, text: dict[str, Any]) -> dict[str, Any]:
-    """`text`: the config of the text model alone."""
+def seeing_config(family: SeeingFamily, text: dict[str, Any], tower: dict[str, Any]) -> dict[str, Any]:
+    """`text`: the config of the text model alone. `tower`: fields of the tower's that are not the usual ones."""
     inner = {name: value for name, value in text.items() if name != "architectures"}
     inner["model_type"] = family.text_type
     if family.looks_ahead:
@@ -88,7 +88,7 @@ def seeing_config(family: SeeingFamily, text: dict[str, Any]) -> dict[str, Any]:
         "model_type": family.model_type,
         "text_config": inner,
         "tie_word_embeddings": inner["tie_word_embeddings"],
-        "vision_config": _gemma_tower(family, hidden) if family.is_gemma else _qwen_tower(family, hidden),
+        "vision_config": (_gemma_tower if family.is_gemma else _qwen_tower)(family, hidden) | tower,
     }
 
 
