@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from tests.scripted_endpoint import scripted_endpoint
 
 textarena = pytest.importorskip("textarena", reason="needs TextArena: make clients")
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 GUESS = {"textarena": "GuessTheNumber-v0"}
 FREE = [f"[{square}]" for square in range(9)]
 
@@ -73,6 +77,13 @@ def test_a_game_for_one_ends_as_textarena_ends_it():
     assert len({reward for reward, _, _ in ours}) > 1
 
 
+def test_only_wins_may_count():
+    partly = [reward for reward, _, _ in play(GUESS, count_up, range(12))]
+    wins = [reward for reward, _, _ in play({**GUESS, "config": {"only_wins": True}}, count_up, range(12))]
+    assert wins == [float(reward == 1) for reward in partly]
+    assert set(partly) - {0.0, 1.0}
+
+
 def test_a_task_is_the_same_game_however_many_are_played_at_once():
     entry = {"textarena": "TicTacToe-v0"}
     together = play(entry, last_free, range(12))
@@ -119,6 +130,31 @@ def test_a_game_without_an_end_is_a_draw():
     ((reward, read, _),) = play({**GUESS, "max_turns": 1}, count_up, [3])
     assert reward == 0.0
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("game", ["Golf-v0", "GermanWhist-v0", "TwoDollar-v0"])
+def test_a_game_for_two_begins_however_it_refuses_one_player(game):
+    async def first_messages(envs):
+        ((_, tasks),) = envs.tasks("train")
+        session = envs.open(tasks[0])
+        messages = await session.init(tasks[0].prompt)
+        await session.close()
+        return messages
+
+    with opened({"textarena": game, "config": {"seat": 0}}) as envs:
+        assert asyncio.run(first_messages(envs))[0]["content"]
+
+
+def test_a_game_for_three_is_refused_with_its_own_words():
+    with pytest.raises(EnvironmentFailure, match=r"one player or two .*three players"):
+        play({"textarena": "ThreePlayerIPD-v0"}, count_up)
+
+
+def test_the_games_that_the_example_imitates_are_made_by_the_script_that_it_names():
+    arguments = ["GuessTheNumber-v0", "--args", '{"max_number": 7, "max_turns": 3}', "--moves", *"1234567"]
+    command = [sys.executable, str(EXAMPLES / "random_games.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == (EXAMPLES / "data" / "guesses.jsonl").read_text()
 
 
 def test_what_does_not_exist_is_named():
