@@ -345,7 +345,7 @@ class ServeLimits(Config):
     """Size of the records of experts that sampled sequences visited (replay_routing); the oldest beyond it are
     dropped."""
     max_pictures: PositiveInt = 1024
-    """Pictures of a request; beyond it 400. Equal files count once. Tinker's SDK sends up to 1,024 data in a request."""
+    """Pictures of a request; beyond it 400. Equal files count once. Tinker's SDK sends up to 1,024 data at once."""
     max_picture_bytes: PositiveInt = 20 << 20
     """Size of a picture's file; beyond it 400."""
     max_picture_pixels: PositiveInt = 64_000_000
