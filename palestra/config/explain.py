@@ -15,6 +15,7 @@ Key = tuple[str | int, ...]
 
 # The message of a default that another mistake left without its data: that mistake is told anyway.
 ECHOES = {"default_factory_not_called"}
+SENTENCES = {"extra_forbidden", "missing", "value_error"}
 # Where pydantic's own words are not for users.
 MESSAGES = {
     "model_type": "should hold keys and values",
@@ -22,11 +23,24 @@ MESSAGES = {
     "dict_type": "should hold keys and values",
     "list_type": "should be a list",
     "path_type": "should be a path",
+    "bool_parsing": "should be true or false",
+    "bool_type": "should be true or false",
 }
 
 
 def explain(error: ValidationError, model: type[BaseModel], data: object, sources: Mapping[Key, str]) -> list[str]:
-    return list(dict.fromkeys(_line(one, model, data, sources) for one in error.errors() if one["type"] not in ECHOES))
+    told = [one for one in error.errors() if one["type"] not in ECHOES]
+    wrong: dict[Key, list[ErrorDetails]] = {}
+    for one in told:
+        if one["type"] not in SENTENCES:
+            wrong.setdefault(_key_in(data, one["loc"]), []).append(one)
+    lines = (
+        _line(one, model, data, sources)
+        if one["type"] in SENTENCES
+        else _wrong_value(key := _key_in(data, one["loc"]), wrong[key], sources)
+        for one in told
+    )
+    return list(dict.fromkeys(lines))
 
 
 def key_text(key: Key) -> str:
@@ -43,11 +57,17 @@ def _line(one: ErrorDetails, model: type[BaseModel], data: object, sources: Mapp
     if one["type"] == "missing":
         return f"{key_text(one['loc'])} is missing{_where(one['loc'], sources)}"
     key = _key_in(data, one["loc"])
-    if one["type"] == "value_error":
-        where = key_text(key) + ": " if key else ""
-        return f"{where}{one['msg'].removeprefix('Value error, ')}{_where(key, sources) if key else ''}"
-    message = MESSAGES.get(one["type"]) or one["msg"].removeprefix("Input ").partition(", unable to parse")[0]
-    return f"{key_text(key)} {message}, not {one['input']!r:.80}{_where(key, sources)}"
+    where = key_text(key) + ": " if key else ""
+    return f"{where}{one['msg'].removeprefix('Value error, ')}{_where(key, sources) if key else ''}"
+
+
+def _wrong_value(key: Key, kinds: list[ErrorDetails], sources: Mapping[Key, str]) -> str:
+    """`kinds`: what it could have been, one or several."""
+    first, *more = (
+        MESSAGES.get(one["type"]) or one["msg"].removeprefix("Input ").partition(", unable to")[0] for one in kinds
+    )
+    message = ", or ".join([first, *(other.removeprefix("should be ") for other in more)])
+    return f"{key_text(key)} {message}, not {kinds[0]['input']!r:.80}{_where(key, sources)}"
 
 
 def _where(key: Key, sources: Mapping[Key, str]) -> str:

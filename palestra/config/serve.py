@@ -199,7 +199,7 @@ class ModelConfig(Config):
     """Tokens of a micro-batch. None: chosen by the model's size, so that one takes some tens of milliseconds."""
     checkpointing: bool | Literal["offload"] = False
     """Recompute activations in the backward pass, which takes less memory and more time. offload: what layers keep for
-    that waits in the host's memory."""
+    that waits in the host's memory; on a CPU it is as true."""
     share_prefixes: bool | None = None
     """Compute tokens that several data of a training request begin with once, forward and backward. None: yes,
     but for what has no attention kernels on a GPU, such as float32."""

@@ -37,6 +37,8 @@ class PlanRequest:
     """Tokens of each."""
     weights: str | None = None
     rank: int = 32
+    kind: str = "cuda"
+    """Of the device; beside a CPU there is no other memory to offload to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,15 @@ def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> Me
     adapter = adapter_bytes(spec, request.rank, item)
     kv = request.rows * request.context * spec.kv_numbers_per_token * item
     states = request.rows * spec.state_bytes(item)
-    fixed = weights + scratch + adapter + kv + states + RUNTIME_BYTES
+    runtime = RUNTIME_BYTES if request.kind == "cuda" else 0
+    fixed = weights + scratch + adapter + kv + states + runtime
     room, checkpointing = request.memory_bytes - fixed, True
     tokens = max(MAX_TOKENS, request.context)  # a sequence is never divided among micro-batches
-    while tokens > max(MIN_TOKENS, request.context) and training_bytes(spec, tokens, item) > room:
+    while tokens > max(MIN_TOKENS, request.context) and training_bytes(spec, tokens, item, kind=request.kind) > room:
         tokens = max(tokens // 2, request.context)
-    if training_bytes(spec, tokens, item) > room:
+    if request.kind == "cuda" and training_bytes(spec, tokens, item) > room:
         checkpointing = "offload"
-    training = training_bytes(spec, tokens, item, checkpointing=checkpointing)
+    training = training_bytes(spec, tokens, item, kind=request.kind, checkpointing=checkpointing)
     total = fixed + training
     return MemoryPlan(
         weights_bytes=weights,
@@ -89,7 +92,7 @@ def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> Me
         state_bytes=states,
         training_bytes=training,
         offloaded_bytes=kept_bytes(spec, tokens, item) if checkpointing == "offload" else 0,
-        runtime_bytes=RUNTIME_BYTES,
+        runtime_bytes=runtime,
         micro_batch_tokens=tokens,
         total_bytes=total,
         memory_bytes=request.memory_bytes,
@@ -154,7 +157,7 @@ def training_bytes(
     kept = tokens * spec.n_layers * without * item
     if checkpointing:
         kept = kept_bytes(spec, tokens, item)
-    if checkpointing == "offload":
+    if checkpointing == "offload" and kind == "cuda":
         kept = kept * min(2, spec.n_layers) // spec.n_layers
     logits = CHUNK_CELLS[kind] * (item + 4)
     return kept + 2 * inside * item + logits
@@ -165,15 +168,17 @@ def _settings(request: PlanRequest, tokens: int, checkpointing: Checkpointing) -
     return [
         *weights,
         f"models.0.checkpointing={str(checkpointing).lower()}",
-        f"models.0.micro_batch_tokens={tokens}",
+        f"models.0.micro_batch_tokens={min(tokens, MAX_TOKENS)}",  # the sampler's steps have so many, too
         f"models.0.max_sample_rows={request.rows}",
         f"models.0.cache_tokens={request.rows * request.context}",
     ]
 
 
-def device_memory() -> int:
-    """The memory of this machine's GPU, or its main memory."""
+def device_memory() -> tuple[int, str]:
+    """The memory of this machine's GPU, or its main memory, and of which kind the device is."""
     import psutil
     import torch
 
-    return torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else psutil.virtual_memory().total
+    if torch.cuda.is_available():
+        return torch.cuda.mem_get_info()[1], "cuda"
+    return psutil.virtual_memory().total, "cpu"

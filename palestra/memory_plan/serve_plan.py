@@ -30,7 +30,7 @@ from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.layout import Layout
 from palestra.model.quantised.forms import FORMS
 from palestra.model.sampling.sampler import CPU_CACHE_BYTES
-from palestra.types import LoraConfig
+from palestra.types import Checkpointing, LoraConfig
 
 LORA_RANK = 32
 MIN_TOKENS = 512
@@ -171,16 +171,19 @@ def _nearest(model: ModelConfig, facts: _Facts, room: int) -> dict[str, Any] | N
 
 
 def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
-    """Yields changes from what changes least to what costs most: recomputing, smaller micro-batches, a smaller cache; a
-    divided base model; fewer bits; more GPUs. Where the worker samples, ranks share every layer if they can: layers
-    that are gathered for each token are slow."""
+    """Yields changes from what changes least to what costs most: recomputing, beside a GPU what is kept for that in the
+    host's memory, smaller micro-batches, a smaller cache; a divided base model; fewer bits; more GPUs. Where the worker
+    samples, ranks share every layer if they can: layers that are gathered for each token are slow."""
     spec, ranks, parallel = facts.spec, len(model.devices), model.parallel
     is_cpu = model.devices[0] == "cpu"
     tokens = model.micro_batch_tokens or token_budget(count_parameters(spec), "cpu" if is_cpu else "cuda")
-    small: list[dict[str, Any]] = [{}, {"checkpointing": True}]
+    recomputed: list[Checkpointing] = [True] if is_cpu else [True, "offload"]
+    if model.checkpointing == "offload":
+        recomputed = recomputed[-1:]
+    small: list[dict[str, Any]] = [{}, *({"checkpointing": one} for one in recomputed)]
     while tokens > MIN_TOKENS:
         tokens //= 2
-        small.append({"checkpointing": True, "micro_batch_tokens": tokens})
+        small += [{"checkpointing": one, "micro_batch_tokens": tokens} for one in recomputed]
     caches = SMALL_CACHES if model.cache_tokens is None and model.sampler == "torch" else ()
     small += [change | {"cache_tokens": cache} for cache in caches for change in small]
     is_plain = model.weights in (None, "bf16")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,7 @@ class Run(Config):
     extra: dict[str, str | float | bool | list | None] = {}  # noqa: RUF012
     password: SecretStr | None = None
     database: str = ""
+    cache: bool | Literal["disk"] = False
 
 
 @pytest.fixture
@@ -108,7 +110,7 @@ def test_an_unknown_key_gets_file_place_and_nearest_name(write):
         f"unknown key 'places[0].devise' ({file}); did you mean places[0].device?",
         "unknown key 'stepps' (stepps=1); did you mean steps?",
         "unknown key 'betas' (betas=[]); did you mean optim.betas?",
-        "unknown key 'zzz' (zzz=1); known here: name, steps, optim, places, extra, password, database",
+        "unknown key 'zzz' (zzz=1); known here: name, steps, optim, places, extra, password, database, cache",
     ]
 
 
@@ -122,6 +124,10 @@ def test_a_wrong_type_is_one_readable_line_with_its_source(write):
         f"places[0].path is missing ({file})",
         f"places[1].path should be a path, not 3 ({file})",
     ]
+
+
+def test_a_value_that_is_neither_of_two_things_is_one_line_with_both(write):
+    assert problems([], ["cache=dsk"]) == ["cache should be true or false, or 'disk', not 'dsk' (cache=dsk)"]
 
 
 def test_the_last_writer_of_a_key_is_the_one_named(write):

@@ -113,11 +113,29 @@ def test_a_sequence_is_planned_whole_and_its_activations_are_offloaded_where_onl
     assert not on_device.offloaded_bytes
     assert beside.fits
     assert "models.0.checkpointing=offload" in beside.settings
+    assert "models.0.micro_batch_tokens=8192" in beside.settings  # a longer sequence is one by itself
     assert beside.offloaded_bytes == 36 * 32768 * 4096 * 2
     text = palestra(
         "model", "info", folder, "--plan", "--memory", "24GB", "--rows", 1, "--context", 32768, "--weights", "nf4"
     )
     assert "in main memory" in text.output
+
+
+def test_a_plan_for_main_memory_offloads_nothing(tmp_path):
+    folder = write_hollow(tmp_path / "8b", "qwen3-8b")
+    with WeightFiles(folder) as files:
+        plan = plan_memory(files, ModelSpec.from_folder(folder), PlanRequest(24 * 10**9, 1, 32768, "nf4", kind="cpu"))
+    assert not plan.offloaded_bytes
+    assert not plan.runtime_bytes
+    assert not plan.fits
+
+
+def test_contexts_beyond_the_models_are_not_planned(random_model):
+    folder = random_model("qwen3", context=1024)
+    assert "KV of 8 x 1024 tokens" in palestra("model", "info", folder, "--plan", "--memory", "16GB").output
+    refused = palestra("model", "info", folder, "--plan", "--context", 1025)
+    assert refused.exit_code != 0
+    assert "--context 1025 is more than the 1024 tokens that the model reads" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def test_ranks_are_placed_and_a_divided_base_model_is_half_of_it(eight_billion):
     ("memory", "settings", "expected"),
     [
         ("40GB", (), "models.0.checkpointing=True"),
+        ("30GB", (), "models.0.checkpointing=offload"),
+        ("26GB", ("models.0.checkpointing=offload",), "models.0.micro_batch_tokens="),
         ("16GB", ("models.0.gpus=4", "models.0.gradient_shards=8"), "models.0.parallel.tensor="),
         ("16GB", ("models.0.gpus=4", "models.0.gradient_shards=8", *VLLM), "models.0.parallel.shard="),
         ("14GB", ("models.0.device=cuda",), "models.0.weights=nf4"),
@@ -68,6 +70,16 @@ def test_what_does_not_fit_is_refused_with_a_plan_that_does(eight_billion, memor
     found = advice(refused.stderr)
     assert any(setting.startswith(expected) for setting in found), found
     assert palestra(*common, *found).exit_code == 0
+
+
+def test_nothing_is_offloaded_beside_a_cpu(eight_billion):
+    common = ("serve", "--model", eight_billion, "--dry-run", "models.0.device=cpu", "models.0.micro_batch_tokens=4096")
+    recomputed, offloaded = (
+        palestra(*common, "--memory", "80GB", f"models.0.checkpointing={value}").stdout for value in ("true", "offload")
+    )
+    assert recomputed == offloaded
+    for setting in advice(palestra(*common, "--memory", "19GB").stderr):
+        assert "offload" not in setting
 
 
 def test_ranks_that_share_every_layer_share_weights_and_cache(eight_billion):

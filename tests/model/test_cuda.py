@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from palestra.model import Adapter, AdapterPool, Sampler, Trainer, TrainItem, encode, load_model
+from palestra.model.training.activation_offload import ActivationOffload
 from palestra.types import AdamParams, Datum, LoraConfig, SampleRequest, SamplingParams
 
 pytestmark = [
@@ -224,3 +225,27 @@ def test_sampled_logprobs_of_experts_are_the_trainers_bits(experts_folder: Path)
             datum = Datum.of_tokens(tokens[:-1], target_tokens=encode(np.array(tokens[1:])))
             trained = side.trainer.forward([TrainItem(adapter, datum)])[0].logprobs
             assert trained[len(prompt) - 1 :].tolist() == sequence.logprobs
+
+
+def test_copies_of_a_pass_that_broke_off_are_not_written_into_memory_of_others() -> None:
+    offload, size = ActivationOffload(torch.device("cuda:0")), 1 << 22
+    x = torch.zeros(size, device="cuda:0", requires_grad=True)
+    with offload.keeping():
+        hidden = [x]
+        for _ in range(3):
+            hidden.append(hidden[-1].sigmoid())
+
+    def fail(_: object) -> None:
+        raise RuntimeError("no memory")
+
+    assert hidden[2].grad_fn is not None
+    hidden[2].grad_fn.register_prehook(fail)
+    with torch.cuda.stream(offload._stream):
+        torch.cuda._sleep(1 << 30)  # the copy that comes back ahead takes long
+    with pytest.raises(RuntimeError, match="no memory"):
+        hidden[3].sum().backward()
+    hidden.clear()
+    offload.close()
+    others = [torch.full((size,), 5.0, device="cuda:0") for _ in range(4)]
+    torch.cuda.synchronize()
+    assert all(bool((other == 5.0).all()) for other in others)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -192,7 +194,7 @@ def test_activation_checkpointing_gives_the_same_gradients(get_bench, family):
         check_close(b, a, 1e-6)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "nemotron_h"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5", "nemotron_h", "qwen3_moe"])
 def test_offloaded_activations_give_the_same_bits(get_bench, monkeypatch, family):
     monkeypatch.setattr(activation_offload, "LEAST_BYTES", 0)
     (results, gradients), (offloaded, theirs) = (
@@ -202,6 +204,38 @@ def test_offloaded_activations_give_the_same_bits(get_bench, monkeypatch, family
         assert np.array_equal(a.logprobs, b.logprobs)
     for a, b in zip(gradients, theirs, strict=True):
         check_equal(b, a)
+
+
+def test_an_offloaded_pass_that_breaks_off_leaves_nothing_behind(get_bench, monkeypatch):
+    monkeypatch.setattr(activation_offload, "LEAST_BYTES", 0)
+    bench = get_bench(checkpointing="offload")
+    adapter = bench.adapter()
+    trainer = bench.trainer
+    data = trainer.prepare(bench.items([adapter], LENGTHS), train=True)
+
+    def gradient():
+        trainer.backward(trainer.forward_micro(data, train=True))
+        found = bench.gradient(adapter)
+        bench.pool.discard_gradient(adapter)
+        return found
+
+    expected = gradient()
+    broken = trainer.forward_micro(data, train=True)
+    offload = weakref.ref(broken.offload)
+
+    def fail(_):
+        raise RuntimeError("no memory")
+
+    node = broken.hidden.grad_fn
+    while node.name() != "AddBackward0":  # joins what the last layer but one gives
+        node = node.next_functions[0][0]
+    node.register_prehook(fail)
+    with pytest.raises(RuntimeError, match="no memory"):
+        trainer.backward(broken)
+    del node
+    assert offload() is None
+    bench.pool.discard_gradient(adapter)
+    check_equal(gradient(), expected)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from palestra.memory_plan.model_plan import MemoryPlan
     from palestra.model.loading.model_facts import ExpertFacts
 
+PLANNED_CONTEXT = 4096
+
 overwrite_option = renamed_option(
     "--overwrite", old="--force", is_flag=True, help="Write into a folder that is not empty."
 )
@@ -133,12 +135,16 @@ def pull(hub_id: str, revision: str | None, as_json: bool) -> None:
 @click.argument("folder", metavar="DIR_OR_ID", type=click.Path(path_type=Path))
 @click.option("--plan", is_flag=True, help="Also plan the memory for training and sampling.")
 @click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GB. [this machine's GPU, or its memory]")
-@click.option("--rows", default=8, show_default=True, help="Sequences sampled at once, for --plan.")
-@click.option("--context", default=4096, show_default=True, help="Tokens of each sequence, for --plan.")
+@click.option(
+    "--rows", type=click.IntRange(1), default=8, show_default=True, help="Sequences sampled at once, for --plan."
+)
+@click.option(
+    "--context", type=click.IntRange(1), help="Tokens of each sequence, for --plan. [4096, or all the model reads]"
+)
 @click.option("--weights", help="Weights for --plan: bf16, fp8, int8, int4, nf4 or mxfp4. [as stored]")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def info(
-    folder: Path, plan: bool, memory: str | None, rows: int, context: int, weights: str | None, as_json: bool
+    folder: Path, plan: bool, memory: str | None, rows: int, context: int | None, weights: str | None, as_json: bool
 ) -> None:
     """Show what a model folder, or a Hugging Face id in the local cache, holds and how much memory the model needs."""
     from palestra.util.hugging_face import find_in_cache, is_hub_id
@@ -160,9 +166,12 @@ def info(
     planned = None
     with one_line_errors(ModelError, OSError, ValueError):
         facts = gather_facts(folder)
+        if context is not None and context > facts.max_positions:
+            raise ValueError(f"--context {context} is more than the {facts.max_positions} tokens that the model reads")
+        context = context or min(PLANNED_CONTEXT, facts.max_positions)
         if plan:
-            memory_bytes = device_memory() if memory is None else parse_amount(memory)
-            request = PlanRequest(memory_bytes, rows, context, weights, LORA_RANK)
+            memory_bytes, kind = device_memory() if memory is None else (parse_amount(memory), "cuda")
+            request = PlanRequest(memory_bytes, rows, context, weights, LORA_RANK, kind)
             with WeightFiles(folder) as files:
                 planned = plan_memory(files, ModelSpec.from_folder(folder), request)
     if as_json:

@@ -45,6 +45,15 @@ class ActivationOffload:
         """Inside, large tensors that autograd keeps are offloaded."""
         return saved_tensors_hooks(self._park, self._fetch)
 
+    def close(self) -> None:
+        """Ends the pass, whole or broken off: the device waits for copies that are under way, which would otherwise be
+        written into memory that it has given to someone else."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        for parked in self._parked:
+            parked.on_device = None
+        self._parked.clear()
+
     def _park(self, x: Tensor) -> Tensor | _Parked:
         if x.nbytes < LEAST_BYTES or x.device != self._device or not x.is_floating_point():
             return x

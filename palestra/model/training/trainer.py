@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ class ForwardPass:
     pinned: list[tuple[Stack, int]]
     hidden: Tensor | None
     hidden_grad: Tensor | None
+    offload: ActivationOffload | None = None
 
 
 class Trainer:
@@ -138,9 +139,10 @@ class Trainer:
         if train:
             self._begin(done, adapters)
         try:
-            is_offloaded = train and self.checkpointing == "offload"
-            keeping = ActivationOffload(device).keeping() if is_offloaded else nullcontext()
-            with torch.set_grad_enabled(train), keeping:
+            with torch.set_grad_enabled(train), ExitStack() as stack:
+                if train and self.checkpointing == "offload":
+                    done.offload = ActivationOffload(device)
+                    stack.enter_context(done.offload.keeping())
                 hidden = self.decoder(
                     *(tokens, positions, attend, plan, recur),
                     checkpointing=bool(self.checkpointing),
@@ -208,6 +210,9 @@ class Trainer:
     def _unpin(self, done: ForwardPass) -> None:
         for stack, slot in done.pinned:
             self.pool.unpin(stack, slot)
+        if done.offload is not None:
+            done.offload.close()
+            done.offload = None
         done.pinned, done.hidden, done.hidden_grad = [], None, None
 
 
