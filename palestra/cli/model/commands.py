@@ -135,12 +135,8 @@ def pull(hub_id: str, revision: str | None, as_json: bool) -> None:
 @click.argument("folder", metavar="DIR_OR_ID", type=click.Path(path_type=Path))
 @click.option("--plan", is_flag=True, help="Also plan the memory for training and sampling.")
 @click.option("--memory", metavar="SIZE", help="Memory to plan for, such as 16GB. [this machine's GPU, or its memory]")
-@click.option(
-    "--rows", type=click.IntRange(1), default=8, show_default=True, help="Sequences sampled at once, for --plan."
-)
-@click.option(
-    "--context", type=click.IntRange(1), help="Tokens of each sequence, for --plan. [4096, or all the model reads]"
-)
+@click.option("--rows", default=8, show_default=True, help="Sequences sampled at once, for --plan.")
+@click.option("--context", type=int, help="Tokens of each sequence, for --plan. [4096, or all the model reads]")
 @click.option("--weights", help="Weights for --plan: bf16, fp8, int8, int4, nf4 or mxfp4. [as stored]")
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
 def info(
