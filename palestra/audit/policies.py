@@ -14,8 +14,8 @@ from palestra.audit.episodes import text_of
 from palestra.audit.hostile_messages import MALFORMED
 from palestra.audit.known_answers import FORMS, said_as
 from palestra.environments.random_calls import random_arguments
+from palestra.types.openai import ChatTool
 from palestra.types.rollouts import Message, Task
-from palestra.util.json_types import JsonObject
 
 DONE = "<done>"
 WORD = re.compile(r"[^\W_][\w.'-]{0,39}")
@@ -44,7 +44,7 @@ class Moment(Struct, frozen=True):
     task: Task
     turn: int
     messages: Sequence[Message]
-    tools: Sequence[JsonObject]
+    tools: Sequence[ChatTool]
     """Tools in OpenAI's format; empty if the environment does not name its tools."""
     rng: random.Random
 

@@ -13,9 +13,10 @@ from palestra.chat.tool_calls import ParsedCall, ParseFailure, parse_tool_call
 from palestra.config.environment_entries import EnvironmentEntry
 from palestra.environments.fleet.backends.openenv import MAX_FRAME
 from palestra.environments.fleet.tool_schemas import openai_tool
+from palestra.environments.platform.tool_schemas import ArgumentsSchema
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 from palestra.types.rollouts import Task
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 SCHEMA_S = 10.0
 ACTION = "act"
@@ -120,18 +121,18 @@ class OpenEnvActions(BaseTextEnv):
         if socket is not None:
             await socket.close()
 
-    def _called(self, call: ParsedCall) -> JsonObject | None:
+    def _called(self, call: ParsedCall) -> JsonPayload | None:
         if self._has_tools:
             return {"type": "call_tool", TOOL_NAME: call.name, "arguments": call.arguments}
         return call.arguments if call.name == ACTION else None
 
-    def _action_in_text(self, text: str) -> JsonObject | None:
+    def _action_in_text(self, text: str) -> JsonPayload | None:
         if self._has_tools:
             return None
         texts = [name for name, one in self._schema["properties"].items() if one.get("type") == "string"]
         return {texts[0]: text} if len(texts) == 1 and self._schema["required"] in ([], texts) else None
 
-    async def _request(self, kind: str, data: JsonObject) -> JsonObject:
+    async def _request(self, kind: str, data: JsonPayload) -> JsonObject:
         await self._socket.send(json.dumps({"type": kind, "data": data}))
         frame = json.loads(await self._socket.recv())
         found = frame.get("data") or {}
@@ -142,7 +143,7 @@ class OpenEnvActions(BaseTextEnv):
         raise RuntimeError(f"the server answers {kind} with {found.get('code')}: {found.get('message')}")
 
 
-def flat_schema(schema: JsonMapping) -> JsonObject:
+def flat_schema(schema: JsonMapping) -> ArgumentsSchema:
     """Returns the schema of an action without references and without the fields that all actions have."""
     definitions = schema.get("$defs") or {}
     properties = {

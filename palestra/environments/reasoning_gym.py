@@ -22,7 +22,7 @@ from palestra.environments.grading.grader_processes import ChildError, shared_gr
 from palestra.environments.held_out import is_held_out
 from palestra.environments.reasoning_gym_datasets import COMPOSITE, PACKAGE, generators, settings_of
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 from palestra.util.suggest import did_you_mean
 
 CHILD = "palestra.environments.grading.reasoning_gym_child"
@@ -79,10 +79,10 @@ class ReasoningGym(BaseTextEnv):
         self._error = found.get("error")
         return found["score"]
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         return {"parse_error": 0.0 if self._has_answer else 1.0}
 
-    def get_verdict(self) -> JsonObject:
+    def get_verdict(self) -> JsonPayload:
         return {"expected": str(self._entry["answer"]), **({"error": self._error} if self._error else {})}
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeGuard
 
 from msgspec import Struct
 
@@ -23,6 +23,7 @@ from palestra.environments.step_results import (
     step_result_of,
     verdict_of,
 )
+from palestra.types.openai import ChatTool
 from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonObject
 
@@ -153,14 +154,14 @@ class EnvSession:
         except Exception as error:  # boundary: the environment's own code; a verdict is not worth losing a rollout
             return {"error": f"the verdict cannot be read: {error_text(error)}"}
 
-    def tools(self) -> list[JsonObject]:
+    def tools(self) -> list[ChatTool]:
         """Returns the tools that the environment offers, in OpenAI's format: its `tools`, or those of its tool groups.
         Empty if it says nothing about them. Never raises."""
         try:
             env: Any = self._env
             own = getattr(env, "tools", None)
             if isinstance(own, list):
-                return [one for one in own if isinstance(one, dict) and isinstance(one.get("function"), dict)]
+                return [one for one in own if _is_tool(one)]
             return [spec for group in getattr(env, "tool_groups", None) or [] for spec in group.specs()]
         except Exception:  # boundary: the environment's own code
             return []
@@ -198,3 +199,7 @@ class EnvSession:
         except BaseException:  # also when cancelled: the environment may be in the middle of something
             self._ended = "it has failed before"
             raise
+
+
+def _is_tool(found: object) -> TypeGuard[ChatTool]:
+    return isinstance(found, dict) and isinstance(found.get("function"), dict)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, NotRequired, Self, TypedDict, TypeVar
 
 from palestra.environments.tools import ToolGroup
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 MessageType = dict[str, Any]
 """A message: `role` and `content`, which is text or a list of parts: `{"type": "text", "text": …}` and pictures
@@ -29,7 +29,7 @@ class BaseTextEnvStepOutput(TypedDict):
     reward: float | None
     """The reward of this step. None: it could not be graded, and the rollout will not count."""
     done: bool
-    metadata: JsonObject
+    metadata: JsonMapping
     postprocessed_action: NotRequired[str | None]
     """How the action should read. Stored in the metadata; training uses what the policy sampled."""
 
@@ -84,12 +84,12 @@ class BaseTextEnv(Env[ConversationType, str]):
     def step(self, action: str) -> BaseTextEnvStepOutput:
         raise NotImplementedError(f"{type(self).__name__} has no step")
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         """Returns metrics of the episode so far."""
         return {}
 
     @staticmethod
-    def aggregate_metrics(metrics: list[JsonObject]) -> JsonObject:
+    def aggregate_metrics(metrics: list[JsonObject]) -> JsonPayload:
         """Aggregates the metrics of many episodes."""
         return mean_of_numbers(metrics)
 

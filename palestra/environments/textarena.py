@@ -22,7 +22,7 @@ from palestra.environments.errors import UnknownEnvironment
 from palestra.environments.named_imports import import_named
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 from palestra.environments.textarena_opponents import EndpointOpponent, Opponent, random_move
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 from palestra.util.suggest import did_you_mean
 
 PACKAGE = "textarena"
@@ -92,11 +92,11 @@ class TextArena(BaseTextEnv):
             )
         return BaseTextEnvStepOutput(observations=[], reward=self._reward(), done=True, metadata=self.get_verdict())
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         info = self._env.state.game_info[self._seat]
         return {"moves": self._moves, "parse_error": float(bool(info.get("invalid_move")))}
 
-    def get_verdict(self) -> JsonObject:
+    def get_verdict(self) -> JsonPayload:
         state = self._env.state
         reasons = [str(info["reason"]) for info in state.game_info.values() if info.get("reason")]
         return {"seat": self._seat, "reason": reasons[0] if reasons else ""}

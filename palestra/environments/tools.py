@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
+from palestra.types.openai import ChatTool
 from palestra.util.json_types import JsonObject
 
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
@@ -52,12 +53,12 @@ class ToolGroup:
     def get_tool_to_group_mapping(self) -> dict[str, str]:
         return dict.fromkeys(self._tools, self.name)
 
-    def specs(self) -> list[JsonObject]:
+    def specs(self) -> list[ChatTool]:
         """Returns the tools in OpenAI's format, as far as the methods' signatures say."""
         return [_spec(name, method) for name, method in self._tools.items()]
 
 
-def _spec(name: str, method: Callable[..., Any]) -> JsonObject:
+def _spec(name: str, method: Callable[..., Any]) -> ChatTool:
     parameters = inspect.signature(method, eval_str=True).parameters
     schemas = {key: _schema(one.annotation) for key, one in parameters.items()}
     required = [key for key, one in parameters.items() if one.default is inspect.Parameter.empty]

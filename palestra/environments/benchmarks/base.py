@@ -11,7 +11,7 @@ from palestra.environments.benchmarks.files import rows_of
 from palestra.environments.errors import TaskFileError
 from palestra.environments.tasks import Row
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 from palestra.util.suggest import did_you_mean
 
 
@@ -99,10 +99,10 @@ class BenchmarkEnv(BaseTextEnv):
         reward = await self.grade_answer(without_thinking(action))
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata=dict(self._report))
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         return {name: float(value) for name, value in self._report.items() if isinstance(value, bool)}
 
-    def get_verdict(self) -> JsonObject:
+    def get_verdict(self) -> JsonPayload:
         return dict(self._report)
 
 

@@ -9,7 +9,7 @@ from palestra.environments.benchmarks.files import field
 from palestra.environments.benchmarks.grader_python import grader_python, tasks_from
 from palestra.environments.grading.grader_processes import ChildError, shared_graders
 from palestra.environments.tasks import Row
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 CHILD = "palestra.environments.benchmarks.ifeval_child"
 LIMIT_S = 30.0
@@ -59,7 +59,7 @@ class IfEval(BenchmarkEnv):
         }
         return float(found["prompt_level_strict_acc"])
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         lists = {name: one for name, one in self._report.items() if name.startswith("inst_level") and one}
         shares = {name: sum(one) / len(one) for name, one in lists.items()}
         return {**super().get_metrics(), **shares}

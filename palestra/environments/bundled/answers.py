@@ -11,7 +11,7 @@ from palestra.chat.tool_calls import without_thinking
 from palestra.environments.answer_text import after_label, last_boxed, last_number, unwrapped
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.types.rollouts import Task
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 GSM8K_MARK = "####"
 AROUND = " \t\r\n.,;:!?\"'`*_"
@@ -65,7 +65,7 @@ class Answers(BaseTextEnv):
         first = given[0] if isinstance(given, list) else given
         return f"Answer: {str(first).rpartition(GSM8K_MARK)[2].strip()}"
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         return {"parse_error": 0.0 if self._final else 1.0}
 
     def _is_right(self, reply: str, accepted: str) -> bool:

@@ -14,7 +14,7 @@ from palestra.environments.bundled.seeded_random import last_integer
 from palestra.environments.tasks import LazyTasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.types.rollouts import Task
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 Op = Literal["+", "-", "*"]
 OPS: tuple[Op, ...] = ("+", "-", "*")
@@ -112,7 +112,7 @@ class Arithmetic(BaseTextEnv):
         reward = 1.0 if number == self.extras["answer"] else 0.0
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={"said": number})
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         return {"parse_error": 0.0 if self._has_number else 1.0}
 
 

@@ -19,7 +19,7 @@ from palestra.environments.bundled.stockroom_tasks import (
 )
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.environments.tools import ToolGroup, tool
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 CALLS = re.compile(r"<(tool_call|function_call)>.*?(?:</\1>|\Z)", re.DOTALL)
 MAX_INTEGER = 10**18
@@ -97,7 +97,7 @@ class Stockroom(BaseTextEnv):
         metadata["done_reason"] = "agent_done" if is_done else "max_turns"
         return BaseTextEnvStepOutput(observations=[], reward=self._verify(reply), done=True, metadata=metadata)
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         return {
             "turns": self.turns,
             "tool_calls": self._tool_calls,

@@ -8,18 +8,33 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NotRequired, Protocol, TypedDict, runtime_checkable
 
 import msgspec
 
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.environments.fleet.tool_schemas import ToolSpec
+from palestra.environments.platform.diff_records import RowDiff, TableDiff
+from palestra.environments.platform.scripted_user import HiddenFacts
 from palestra.environments.platform.verifiers import VerifierExecution
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatTool
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonPayload
 
 MAX_CHANGES = 50  # that are kept with a grade, for people to read
+
+
+class ChangedRow(TypedDict):
+    """A row that an episode has changed."""
+
+    table: str
+    kind: str
+    key: list[object]
+    before: NotRequired[JsonPayload]
+    after: NotRequired[JsonPayload]
+    fields: NotRequired[list[str]]
+    """Names of the columns that an update has changed."""
 
 
 class ToolAnswer(msgspec.Struct, frozen=True):
@@ -45,9 +60,9 @@ class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
     met: list[str] = []
     """Names of the checks that passed, if the platform itself has judged."""
     missed: list[str] = []
-    changes: list[JsonObject] = []
+    changes: list[ChangedRow] = []
     """Rows that the episode has changed, before and after; the first of very many."""
-    user: JsonObject = {}
+    user: HiddenFacts = {}
     """The facts that only the user of the task knew, and what both said."""
 
     @classmethod
@@ -55,29 +70,31 @@ class FleetGrade(msgspec.Struct, frozen=True, kw_only=True):
         return cls(score=done.score, partial=partial_score(done.stdout), stdout=done.stdout, error=done.error)
 
 
-def changed_rows(diff: JsonObject) -> list[JsonObject]:
+def changed_rows(diff: Mapping[str, TableDiff]) -> list[ChangedRow]:
     """The structured diff of Fleet's runner, a record for each row, as the platform's own changes are."""
-    found: list[JsonObject] = []
+    found: list[ChangedRow] = []
     for table, rows in diff.items():
-        found += [_change(table, "insert", row, after=row["data"]) for row in rows["added_rows"]]
-        found += [_change(table, "delete", row, before=row["data"]) for row in rows["removed_rows"]]
+        added, removed = rows["added_rows"], rows["removed_rows"]
+        found.extend({"table": table, "kind": "insert", "key": _key(row), "after": row["data"]} for row in added)
+        found.extend({"table": table, "kind": "delete", "key": _key(row), "before": row["data"]} for row in removed)
         for row in rows["modified_rows"]:
-            before = {**row["data"], **{name: one["before"] for name, one in row["changes"].items()}}
-            fields = list(row["changes"])
-            found.append(_change(table, "update", row, before=before, after=row["data"], fields=fields))
+            changes = row.get("changes", {})
+            before = {**row["data"], **{name: one["before"] for name, one in changes.items()}}
+            changed: ChangedRow = {"table": table, "kind": "update", "key": _key(row), "before": before}
+            found.append({**changed, "after": row["data"], "fields": list(changes)})
     return found
 
 
-def _change(table: str, kind: str, row: JsonObject, **data: object) -> JsonObject:
+def _key(row: RowDiff) -> list[object]:
     key = row["row_id"]
-    return {"table": table, "kind": kind, "key": key if isinstance(key, list) else [key], **data}
+    return key if isinstance(key, list) else [key]
 
 
 class FleetAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """What a verifier may use in addition to the instance."""
 
     answer: str | None = None
-    conversation: Sequence[JsonObject] = ()
+    conversation: Sequence[Message] = ()
 
 
 class FleetBackend(Protocol):
@@ -87,9 +104,9 @@ class FleetBackend(Protocol):
         """Makes the instance. Raises BackendError."""
         ...
 
-    async def list_tools(self) -> list[ToolSpec]: ...
+    async def list_tools(self) -> list[ChatTool]: ...
 
-    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonPayload) -> ToolAnswer:
         """Calls a tool. An error that the tool itself reports is an answer. Raises BackendError if the instance does
         not exist any more."""
         ...

@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.fleet.tool_schemas import openai_tool
 from palestra.environments.pictures import texts_of
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatTool
+from palestra.types.rollouts import Message
 
-Message = JsonObject
 MAX_MESSAGES, MAX_LINES, SNIPPET = 10, 20, 200
 PAGE_SIZE, MAX_PAGE = 50, 500
 _INTEGER, _TEXT = {"type": "integer"}, {"type": "string"}
 
-SPECS: list[ToolSpec] = [
+SPECS: list[ChatTool] = [
     openai_tool(name, description, {"properties": properties, "required": required})
     for name, description, properties, required in (
         ("check_context", "See how many turns of the conversation are visible.", {}, []),
@@ -93,7 +93,7 @@ class ContextTools:
             return run(**arguments), name == "manage_context"
         except TypeError:
             spec = next(spec for spec in SPECS if spec["function"]["name"] == name)
-            names = ", ".join(spec["function"]["parameters"]["properties"]) or "no arguments"
+            names = ", ".join(spec["function"].get("parameters", {})["properties"]) or "no arguments"
             raise ValueError(f"{name} takes {names}") from None
 
     def _check_context(self) -> str:

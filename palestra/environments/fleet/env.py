@@ -32,8 +32,9 @@ from palestra.environments.guarded_calls import error_text
 from palestra.environments.pictures import pictures_in, without_pictures
 from palestra.environments.platform.scripted_user import TALK
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput, ConversationType, MessageType
+from palestra.types.openai import ChatTool
 from palestra.types.rollouts import Task
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 API_KEY = "FLEET_API_KEY"
 DEFAULT_TASKS = "platform:keys"
@@ -88,7 +89,7 @@ class FleetTaskEnv(BaseTextEnv):
         self.max_output_chars = int(extras.get("max_output_chars") or MAX_OUTPUT_CHARS)
         self.chat_history: ConversationType = []
         self.turns = self.tool_calls = self.tool_errors = self.parse_errors = 0
-        self.tools: list[JsonObject] = []
+        self.tools: list[ChatTool] = []
         self.openenv_task_env: OpenEnvTask | None = None
         self._context: ContextTools | None = None
         self._is_over = False
@@ -177,7 +178,7 @@ class FleetTaskEnv(BaseTextEnv):
             self._is_over, self._is_unknown = True, outcome.reward is None
         if is_last:
             ended = {"done_reason": "max_turns", "task_key": self.task_key}
-            return _output([], outcome.reward, True, ended | self._hints())
+            return _output([], outcome.reward, True, {**ended, **self._hints()})
         text, pictures = self._observation_text(read, outcome), pictures_in(outcome.result)
         message = self._say("user", [{"type": "text", "text": text}, *pictures] if pictures else text)
         metadata = {
@@ -196,7 +197,7 @@ class FleetTaskEnv(BaseTextEnv):
             metadata["progress"] = outcome.progress
         if outcome.is_history_changed:
             metadata["modified_chat_history"] = copy.deepcopy(self.chat_history)
-        return _output([message], outcome.reward, outcome.is_ended, metadata | self._hints())
+        return _output([message], outcome.reward, outcome.is_ended, {**metadata, **self._hints()})
 
     async def grade_async(self) -> float | None:
         """Grades an episode that is ended from outside, e.g. for lack of context or time: runs the verifier once."""
@@ -226,7 +227,7 @@ class FleetTaskEnv(BaseTextEnv):
 
     # Metrics and tasks
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         return {
             "task_key": self.task_key,
             "env_key": self.task.env_key,
@@ -241,7 +242,7 @@ class FleetTaskEnv(BaseTextEnv):
         return {} if self.openenv_task_env is None else self.openenv_task_env.verdict
 
     @staticmethod
-    def aggregate_metrics(metrics: list[JsonObject]) -> JsonObject:
+    def aggregate_metrics(metrics: list[JsonObject]) -> JsonPayload:
         return aggregate_metrics(metrics)
 
     @staticmethod
@@ -323,7 +324,7 @@ class FleetTaskEnv(BaseTextEnv):
             self._context.note([message])
         return dict(message)
 
-    def _hints(self) -> JsonObject:
+    def _hints(self) -> JsonPayload:
         below = self.openenv_task_env
         if not (self.settings.hints and self._is_over and below is not None):
             return {}
@@ -335,6 +336,6 @@ class FleetTaskEnv(BaseTextEnv):
 
 
 def _output(
-    messages: ConversationType, reward: float | None, done: bool, metadata: JsonObject
+    messages: ConversationType, reward: float | None, done: bool, metadata: JsonPayload
 ) -> BaseTextEnvStepOutput:
     return BaseTextEnvStepOutput(observations=messages, reward=reward, done=done, metadata=metadata)

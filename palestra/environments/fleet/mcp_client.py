@@ -16,9 +16,10 @@ import msgspec
 
 from palestra.environments.fleet.backend import ToolAnswer
 from palestra.environments.fleet.errors import BackendError
-from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.fleet.tool_schemas import openai_tool
 from palestra.environments.guarded_calls import error_text
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.openai import ChatTool
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 MAX_PAGES = 100  # of a server's list of tools
 CONNECTION_CLOSED = -32000
@@ -56,8 +57,8 @@ class McpConnection:
         if self._task is not None:
             await asyncio.wait({self._task})
 
-    async def list_tools(self) -> list[ToolSpec]:
-        found: list[ToolSpec] = []
+    async def list_tools(self) -> list[ChatTool]:
+        found: list[ChatTool] = []
         cursor: str | None = None
         for _ in range(MAX_PAGES):
             page = _wire(await self._request(self._client.list_tools(**({} if cursor is None else {"cursor": cursor}))))
@@ -67,7 +68,7 @@ class McpConnection:
                 break
         return found
 
-    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonPayload) -> ToolAnswer:
         return answer_of(_wire(await self._request(self._client.call_tool(name, arguments))))
 
     async def _request(self, request: Any) -> Any:
@@ -163,7 +164,7 @@ def answer_of(result: JsonMapping) -> ToolAnswer:
     return ToolAnswer(result.get("structuredContent"))
 
 
-def _part(block: JsonMapping) -> JsonObject:
+def _part(block: JsonMapping) -> JsonPayload:
     if block["type"] == "text":
         return {"type": "text", "text": block["text"]}
     address = f"data:{block.get('mimeType', 'image/png')};base64,{block['data']}"

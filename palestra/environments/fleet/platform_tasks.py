@@ -27,7 +27,7 @@ from palestra.environments.platform.task_records import FIRST_EVAL, DifficultyKn
 from palestra.environments.platform.verifiers.source import verifier_source
 from palestra.environments.tasks import LazyTasks
 from palestra.types.rollouts import Task
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 PLATFORM = "platform:"
 SHOWN_KEYS = 5
@@ -133,7 +133,7 @@ def gold_messages(task_key: str) -> list[str]:
     return [*turns, "<done>" if played.answer is None else _call_text(ANSWER_TOOL, {"answer": played.answer})]
 
 
-def _call_text(tool: str, arguments: JsonObject) -> str:
+def _call_text(tool: str, arguments: JsonPayload) -> str:
     named = {"name": tool, "arguments": arguments}
     return f"<tool_call>{json.dumps(named, ensure_ascii=False)}</tool_call>"
 
@@ -186,7 +186,7 @@ def export_tasks(keys: Iterable[TaskKey | str], file: Path) -> int:
     return len(rows)
 
 
-def fleet_row(task: PlatformTask) -> JsonObject:
+def fleet_row(task: PlatformTask) -> JsonPayload:
     """Returns a row in the spelling of Fleet's own exports and in that of OpenEnv: Fleet's `FleetTaskEnv` reads
     `data_key` only."""
     key, app, data = str(task.key), task.app, task.seed.key

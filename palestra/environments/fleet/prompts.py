@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from palestra.environments.fleet.records import FleetTask
-from palestra.environments.fleet.tool_schemas import ToolSpec, in_lines, name_of
+from palestra.environments.fleet.tool_schemas import in_lines, name_of
 from palestra.environments.platform.scripted_user import TALK
+from palestra.types.openai import ChatTool
 
 CALL_FORMAT = '<tool_call>{"name": "tool_name", "arguments": {"param": "value"}}</tool_call>'
 CURRENT_DATE, USER, NAME = "CURRENT_DATE", "LOGGED_IN_USER", "LOGGED_IN_NAME"
@@ -40,7 +41,7 @@ class PromptStyle(StrEnum):
     """One line for each tool instead of its JSON Schema, and short texts: for small models and long lists of tools."""
 
 
-def system_prompt(task: FleetTask, tools: Sequence[ToolSpec], style: PromptStyle = PromptStyle.FULL) -> str:
+def system_prompt(task: FleetTask, tools: Sequence[ChatTool], style: PromptStyle = PromptStyle.FULL) -> str:
     return _compact(task, tools) if style is PromptStyle.COMPACT else _full(task, tools)
 
 
@@ -50,7 +51,7 @@ def today_of(task: FleetTask) -> str:
     return str(given)[:10] if given else datetime.now(UTC).date().isoformat()
 
 
-def _full(task: FleetTask, tools: Sequence[ToolSpec]) -> str:
+def _full(task: FleetTask, tools: Sequence[ChatTool]) -> str:
     context = "\n".join(_context(task))
     sections = [
         "You are a helpful agent. Complete the task by calling the tools below.",
@@ -65,7 +66,7 @@ def _full(task: FleetTask, tools: Sequence[ToolSpec]) -> str:
     return "\n\n".join(section for section in sections if section)
 
 
-def _compact(task: FleetTask, tools: Sequence[ToolSpec]) -> str:
+def _compact(task: FleetTask, tools: Sequence[ChatTool]) -> str:
     who = " ".join(str(task.env_variables[key]) for key in (NAME, USER) if task.env_variables.get(key))
     lines = [
         f"Today: {today_of(task)}." + (f" You: {who}." if who else ""),
@@ -75,7 +76,7 @@ def _compact(task: FleetTask, tools: Sequence[ToolSpec]) -> str:
     return "\n".join(lines)
 
 
-def _has_user(tools: Sequence[ToolSpec]) -> bool:
+def _has_user(tools: Sequence[ChatTool]) -> bool:
     return TALK in map(name_of, tools)
 
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
@@ -20,12 +20,43 @@ from palestra.environments.fleet.event_loop import run_sync
 from palestra.environments.fleet.prompts import error_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.environments.fleet.tool_schemas import SUBMIT, ToolSpec, name_of
+from palestra.environments.fleet.tool_schemas import SUBMIT, name_of
 from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform.golden import ANSWER_TOOL
+from palestra.types.openai import ChatTool
+from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonMapping, JsonObject
 
 log = logging.getLogger(__name__)
+
+
+class TaskObservation(TypedDict):
+    """What a rollout sees at its beginning and after a step."""
+
+    prompt: str
+    observation: object
+    """The result of the call."""
+    step: int
+    task_key: str
+    modality: str
+    tools: list[ChatTool]
+
+
+class StepFacts(TypedDict, total=False):
+    """What a step tells beside its observation."""
+
+    step: int
+    done_reason: str | None
+    reward_computed: bool
+    progress: float
+    """The share of the task's sub-goals that is met."""
+    submitted_answer: str
+    tool_error: str
+    tool_result: Any
+
+
+TaskStep: TypeAlias = tuple[TaskObservation, float | None, bool, StepFacts]
+"""Observation, reward, whether the episode is over, and facts."""
 
 
 class TaskState(msgspec.Struct, frozen=True):
@@ -68,13 +99,13 @@ class OpenEnvTask:
         self.final_reward: float | None = None
         self.verifier_stdout = self.verifier_error = ""
         self.tool_errors_list: list[str] = []
-        self.conversation: Sequence[JsonObject] = ()
+        self.conversation: Sequence[Message] = ()
         """For verifiers that read it; the owner of the conversation stores it here."""
         self.tool_time_s = 0.0
         self._factory = factory
         self._backend: FleetBackend | None = None
         self._creation: asyncio.Task[None] | None = None
-        self._tools: list[ToolSpec] = []
+        self._tools: list[ChatTool] = []
         self._steps = 0
         self._answer: str | None = None
         self._progress: float | None = None
@@ -96,7 +127,7 @@ class OpenEnvTask:
         verdict = {name: value for name, value in msgspec.to_builtins(self._grade).items() if value or name == "score"}
         return {**verdict, **({} if self._answer is None else {"answer": self._answer})}
 
-    async def reset_async(self, seed: int | None = None) -> JsonObject:
+    async def reset_async(self, seed: int | None = None) -> TaskObservation:
         """Makes a new instance. `seed` exists for compatibility: the task says which data it has. Raises
         BackendError."""
         return await self._begun()
@@ -108,14 +139,14 @@ class OpenEnvTask:
         errors = list(self.tool_errors_list)
         return TaskState(await self._backend.snapshot(), self._steps, self._answer, errors, self.tool_time_s)
 
-    async def restore_async(self, state: TaskState) -> JsonObject:
+    async def restore_async(self, state: TaskState) -> TaskObservation:
         """Begins as a copy of a rollout, in place of `reset_async`. Raises BackendError."""
         observation = await self._begun(state.instance)
         self._steps, self._answer = state.steps, state.answer
         self.tool_errors_list, self.tool_time_s = list(state.tool_errors), state.tool_time_s
         return {**observation, "step": self._steps}
 
-    async def _begun(self, data: bytes | None = None) -> JsonObject:
+    async def _begun(self, data: bytes | None = None) -> TaskObservation:
         await self.close_async(grade=False)
         self._close, self._backend = None, self._factory(self.task, self.settings)
         self._steps, self._answer, self._is_done, self._grade, self.final_reward = 0, None, False, None, None
@@ -129,7 +160,7 @@ class OpenEnvTask:
             self._tools = [*self._tools, SUBMIT]
         return self._observation({})
 
-    async def step_async(self, action: JsonMapping) -> tuple[JsonObject, float | None, bool, JsonObject]:
+    async def step_async(self, action: JsonMapping) -> TaskStep:
         """Takes `{"tool", "params", "done"}`: makes the call, if there is one, then ends, if it says so. A reward of
         None is unknown."""
         if self._backend is None or self._creation is None:
@@ -137,7 +168,7 @@ class OpenEnvTask:
         if self._is_done:
             raise RuntimeError("step was called after the end; await reset_async() for another episode")
         self._steps += 1
-        info: JsonObject = {"step": self._steps, "done_reason": None}
+        info: StepFacts = {"step": self._steps, "done_reason": None}
         result = await self._called(action, info) if action.get("tool") is not None else None
         is_ended = bool(action.get("done")) or "submitted_answer" in info
         if self._progress is not None:
@@ -184,16 +215,16 @@ class OpenEnvTask:
             self._close.add_done_callback(_closing.discard)
         await asyncio.shield(self._close)
 
-    def reset(self, seed: int | None = None) -> JsonObject:
+    def reset(self, seed: int | None = None) -> TaskObservation:
         return run_sync(self.reset_async(seed))
 
-    def step(self, action: JsonMapping) -> tuple[JsonObject, float | None, bool, JsonObject]:
+    def step(self, action: JsonMapping) -> TaskStep:
         return run_sync(self.step_async(action))
 
     def close(self) -> None:
         run_sync(self.close_async())
 
-    async def _called(self, action: JsonMapping, info: JsonObject) -> Any:
+    async def _called(self, action: JsonMapping, info: StepFacts) -> Any:
         name, arguments = action["tool"], action.get("params")
         if name == ANSWER_TOOL and SUBMIT in self._tools and isinstance(arguments, Mapping):
             answer = arguments.get("answer")
@@ -252,7 +283,7 @@ class OpenEnvTask:
             self._backend, self._is_done = None, True
             await backend.close()
 
-    def _observation(self, observation: object) -> JsonObject:
+    def _observation(self, observation: object) -> TaskObservation:
         return {
             "prompt": self.task.prompt,
             "observation": observation,

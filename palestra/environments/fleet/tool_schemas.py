@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 
 from palestra.environments.platform import golden
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.openai import ChatTool
+from palestra.util.json_types import JsonMapping
 
-ToolSpec = JsonObject
 DROPPED = ("title", "default")
 
-SUBMIT: ToolSpec = {"type": "function", "function": msgspec.to_builtins(golden.SUBMIT)}
+SUBMIT: ChatTool = {"type": "function", "function": msgspec.to_builtins(golden.SUBMIT)}
 
 
-def openai_tool(name: str, description: str | None, schema: JsonMapping | None) -> ToolSpec:
+def openai_tool(name: str, description: str | None, schema: JsonMapping | None) -> ChatTool:
     given = schema or {}
     parameters = {
         "type": "object",
@@ -26,11 +26,11 @@ def openai_tool(name: str, description: str | None, schema: JsonMapping | None) 
     return {"type": "function", "function": {"name": name, "description": description or "", "parameters": parameters}}
 
 
-def name_of(tool: ToolSpec) -> str:
+def name_of(tool: ChatTool) -> str:
     return tool["function"]["name"]
 
 
-def in_a_line(tool: ToolSpec) -> str:
+def in_a_line(tool: ChatTool) -> str:
     """Returns a line such as `set(name: string, value: integer, note?: string) Give an item a value.`"""
     function = tool["function"]
     parameters = function.get("parameters") or {}
@@ -42,7 +42,7 @@ def in_a_line(tool: ToolSpec) -> str:
     return f"{function['name']}({', '.join(shown)}) {function.get('description') or ''}".rstrip()
 
 
-def in_lines(tools: Sequence[ToolSpec]) -> str:
+def in_lines(tools: Sequence[ChatTool]) -> str:
     return "\n".join(map(in_a_line, tools))
 
 

@@ -13,6 +13,7 @@ import httpx
 import msgspec
 
 from palestra.environments.fleet.errors import BackendError
+from palestra.environments.platform.scripted_user import HiddenFacts
 from palestra.net.chat_apis import NotAnAnswer, chat_api, endpoint_url
 from palestra.net.json_calls import CallFailure, post_json
 from palestra.types.rollouts import Message
@@ -49,13 +50,13 @@ def user_model_of(settings: JsonMapping) -> UserModel:
         raise ValueError(f"env_config.user: {error}") from None
 
 
-async def rephrased(user: UserModel, hidden: JsonMapping, answer: str) -> str:
+async def rephrased(user: UserModel, hidden: HiddenFacts, answer: str) -> str:
     """Returns the answer as the model says it. `hidden` is the user's side of the instance, whose talk ends with the
     answer. Raises BackendError if the endpoint does not answer."""
     api = chat_api(user.api, user.base_url)
-    talk = "\n".join(f"{one['who'].capitalize()}: {one['text']}" for one in hidden["talk"][:-1])
+    talk = "\n".join(f"{one['who'].capitalize()}: {one['text']}" for one in hidden.get("talk", [])[:-1])
     messages: list[Message] = [
-        {"role": "system", "content": ORDER.format(name=hidden["user"])},
+        {"role": "system", "content": ORDER.format(name=hidden.get("user"))},
         {"role": "user", "content": f"{talk}\n\nYou say next: {answer}"},
     ]
     body = api.body(user.model, messages, {"max_tokens": MAX_TOKENS, "temperature": user.temperature})
@@ -66,6 +67,6 @@ async def rephrased(user: UserModel, hidden: JsonMapping, answer: str) -> str:
     except (CallFailure, NotAnAnswer) as error:
         raise BackendError(f"the model that plays the user: {error}") from None
     # facts that are sentences may be said in other words; codes, names and days may not
-    needed = [value for value in hidden["facts"].values() if value in answer and not value.endswith(".")]
+    needed = [value for value in hidden.get("facts", {}).values() if value in answer and not value.endswith(".")]
     is_faithful = text and len(text) <= MAX_CHARS and all(value.lower() in text.lower() for value in needed)
     return text if is_faithful else answer

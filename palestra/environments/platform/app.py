@@ -21,7 +21,8 @@ from palestra.environments.platform.people import Cast
 from palestra.environments.platform.scripted_user import caller_variable
 from palestra.environments.platform.task_templates import ExpectedAnswer, Params, RequiredCalls, Solution, read_prompts
 from palestra.environments.platform.tool_schemas import PlatformTool
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.openai import ChatTool
+from palestra.util.json_types import JsonMapping
 
 
 class SeedSize(StrEnum):
@@ -187,7 +188,7 @@ class TaskApp(msgspec.Struct, frozen=True, kw_only=True):
     def template(self, name: str) -> TaskTemplate | None:
         return next((one for one in (*self.templates, *self.long_templates) if one.name == name), None)
 
-    def openai_tools(self) -> list[JsonObject]:
+    def openai_tools(self) -> list[ChatTool]:
         return [
             {
                 "type": "function",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from typing import NotRequired, TypedDict
 
 from msgspec.structs import replace
 
@@ -24,7 +25,6 @@ from palestra.environments.platform.golden import play_solution
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_templates import Params, Solution
 from palestra.environments.platform.worlds import at, within
-from palestra.util.json_types import JsonObject
 
 MAX_TRIES = 400  # draws for one task
 MAX_MISSES = 60  # draws in a row of which none fits: this world has no more of it
@@ -68,6 +68,16 @@ def sub_goal_kinds(app: TaskApp) -> list[SubGoalKind]:
     own = [SubGoalKind(one) for one in (*app.templates, *app.sub_goals)]
     parts = [SubGoalKind(one, part) for part in app.parts for one in (*part.templates, *part.sub_goals)]
     return [one for one in (*own, *parts) if one.template.answer is None and one.template.process is None]
+
+
+class SubGoalDraw(TypedDict):
+    """A sub-goal of a long task."""
+
+    kind: str
+    text: str
+    params: Params
+    calls: NotRequired[int]
+    """Calls of its solution, once it was played."""
 
 
 class Composer:
@@ -127,13 +137,13 @@ class Composer:
                 return kind.solve(drawn)
         return None
 
-    def expect_goal(self, goal: JsonObject, seed: SeedDatabase, number: int) -> list[Expected]:
+    def expect_goal(self, goal: SubGoalDraw, seed: SeedDatabase, number: int) -> list[Expected]:
         return self._by_name[goal["kind"]].expect(goal["params"], seed, str(number))
 
-    def solve_goal(self, goal: JsonObject) -> Solution:
+    def solve_goal(self, goal: SubGoalDraw) -> Solution:
         return self._by_name[goal["kind"]].solve(goal["params"])
 
-    def _draw(self, rng: random.Random, seed: SeedDatabase) -> JsonObject | None:
+    def _draw(self, rng: random.Random, seed: SeedDatabase) -> SubGoalDraw | None:
         kind = rng.choice(self._kinds)
         params = kind.params(rng, seed)
         if params is None:
@@ -144,7 +154,7 @@ class Composer:
         for solving in self.solve(params):
             yield from solving
 
-    def _text(self, rng: random.Random, goals: Sequence[JsonObject]) -> str:
+    def _text(self, rng: random.Random, goals: Sequence[SubGoalDraw]) -> str:
         lines = [f"{number}. {goal['text']}" for number, goal in enumerate(goals, 1)]
         return "\n".join([rng.choice(self._preambles).format(count=len(goals)), *lines])
 
@@ -156,14 +166,14 @@ class _Draw:
         self._composer, self._seed = composer, seed
         self._after, self._before = Instance(seed), Instance(seed)
         self._expected: list[Expected] = []
-        self.goals: list[JsonObject] = []
+        self.goals: list[SubGoalDraw] = []
         self.calls = 0
 
     def close(self) -> None:
         self._after.close()
         self._before.close()
 
-    def add(self, goal: JsonObject, left: int, min_calls: int) -> bool:
+    def add(self, goal: SubGoalDraw, left: int, min_calls: int) -> bool:
         """Keeps a sub-goal if it has room, and goes with each of those before it in both orders."""
         state = self._after.snapshot()
         try:
@@ -178,7 +188,7 @@ class _Draw:
         self.calls += calls
         return True
 
-    def _fitting_calls(self, goal: JsonObject, left: int, min_calls: int) -> int:
+    def _fitting_calls(self, goal: SubGoalDraw, left: int, min_calls: int) -> int:
         """Returns the calls of the solution; 0 if the sub-goal does not fit."""
         new = self._composer.expect_goal(goal, self._seed, len(self.goals))
         if not new or _are_twins(new, self._expected):
@@ -195,7 +205,7 @@ class _Draw:
             self._play(one, self._before)
         return 0 if mismatch(expected, self._before.changes()) else calls
 
-    def _play(self, goal: JsonObject, instance: Instance) -> int:
+    def _play(self, goal: SubGoalDraw, instance: Instance) -> int:
         return len(play_solution(self._composer.solve_goal(goal), instance).steps)
 
 

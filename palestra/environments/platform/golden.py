@@ -9,6 +9,7 @@ from palestra.environments.platform.failing_tools import is_passing
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.task_templates import Solution, SolutionCall
+from palestra.environments.platform.tool_schemas import ArgumentsSchema
 from palestra.net.mcp import ToolResult
 from palestra.util.json_types import JsonObject
 
@@ -18,7 +19,7 @@ ANSWER_TOOL = "submit_final_answer"
 class AnswerTool(msgspec.Struct, frozen=True):
     name: str
     description: str
-    parameters: JsonObject
+    parameters: ArgumentsSchema
 
 
 SUBMIT = AnswerTool(

@@ -18,13 +18,13 @@ from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp
 from palestra.environments.platform.changes import Change, changes, tables_of
 from palestra.environments.platform.errors import PlatformError, ToolError
 from palestra.environments.platform.failing_tools import FAILING, check_available
-from palestra.environments.platform.scripted_user import hidden_facts
+from palestra.environments.platform.scripted_user import HiddenFacts, hidden_facts
 from palestra.environments.platform.seeds import CLOCK, PAGE_BYTES, seed_of
 from palestra.environments.platform.task_templates import TemplateEvent
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import PlatformTool
+from palestra.environments.platform.tool_schemas import PlatformTool, ToolOutput
 from palestra.net.mcp import ToolResult
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 TICK = timedelta(minutes=1)
 """How far the world's clock moves with each call that writes."""
@@ -111,7 +111,7 @@ class Instance:
             )
         return found
 
-    def _run(self, connection: sqlite3.Connection, tool: PlatformTool, arguments: JsonObject) -> JsonObject:
+    def _run(self, connection: sqlite3.Connection, tool: PlatformTool, arguments: JsonPayload) -> ToolOutput:
         now = datetime.fromisoformat(self.now)
         if tool.writes:
             now += TICK
@@ -158,7 +158,7 @@ class Instance:
         called = ((turn, msgspec.json.decode(call) or ["", None], error) for turn, call, error in rows)
         return [TemplateEvent(turn, tool, arguments, error) for turn, (tool, arguments), error in called]
 
-    def hidden_facts(self) -> JsonObject:
+    def hidden_facts(self) -> HiddenFacts:
         """Returns what only the user on the line knows, and what both said; empty where there is no user."""
         with self._lock:
             return hidden_facts(self.connection, self.variables)

@@ -19,13 +19,14 @@ import random
 import re
 import sqlite3
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 import msgspec
 
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext, check_text
-from palestra.environments.platform.tool_schemas import PlatformTool, tool
+from palestra.environments.platform.tool_schemas import PlatformTool, ToolOutput, tool
 from palestra.util.json_types import JsonObject
 
 CALLER = "_CALLER"
@@ -109,6 +110,17 @@ class UserScript(msgspec.Struct, frozen=True, kw_only=True):
     """What the case is about, for the tasks. The user never says it."""
 
 
+class HiddenFacts(TypedDict, total=False):
+    """What only the user on the line knows, and what both said; empty where there is no user."""
+
+    user: str
+    facts: dict[str, str]
+    patience: int
+    accepts: dict[str, int | None]
+    told: list[str]
+    talk: list[dict[str, str]]
+
+
 class UserReply(msgspec.Struct, frozen=True):
     text: str
     told: tuple[str, ...] = ()
@@ -136,7 +148,7 @@ def talk_tool(words: Mapping[str, FactWords], identity: Sequence[str]) -> Platfo
     was not asked for the facts of `identity` are violations."""
 
     @tool(name=TALK)
-    def talk_to_user(context: ToolContext, message: str) -> JsonObject:
+    def talk_to_user(context: ToolContext, message: str) -> ToolOutput:
         """Say something to the user, and read the answer."""
         check_text("message", message, MAX_MESSAGE)
         script = _script(context)
@@ -237,7 +249,7 @@ def _check_asked(context: ToolContext, needed: Sequence[str]) -> None:
             context.insert("violations", rule=f"{fact} was not asked for")
 
 
-def hidden_facts(connection: sqlite3.Connection, variables: Mapping[str, str]) -> JsonObject:
+def hidden_facts(connection: sqlite3.Connection, variables: Mapping[str, str]) -> HiddenFacts:
     """Returns what the agent cannot see, for people: the user's script, and what was told so far. Empty where there is
     no user."""
     if CALLER not in variables:

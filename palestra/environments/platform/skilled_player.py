@@ -10,6 +10,7 @@ import contextlib
 import random
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TypedDict
 
 import msgspec
 
@@ -89,14 +90,25 @@ def measure(tasks: list[PlatformTask], skill: float, episodes: int) -> MeasuredD
     return MeasuredDifficulty(skill=skill, episodes=count, success=sum(scores) / count, progress=sum(progress) / count)
 
 
+class TemplateDifficulty(TypedDict):
+    """How long the solutions of a template are, and what players made of it."""
+
+    template: str
+    tasks: int
+    calls: float
+    writes: float
+    skills: list[JsonObject]
+    """A `MeasuredDifficulty` for each skill."""
+
+
 EPISODES = 20
 """Episodes of each task at each skill."""
 
 
-def measure_templates(keys: Iterable[TaskKey], skills: Sequence[float]) -> list[JsonObject]:
+def measure_templates(keys: Iterable[TaskKey], skills: Sequence[float]) -> list[TemplateDifficulty]:
     """Returns, for each template of these tasks, the mean length of their solutions and what players of these skills
     made of them."""
-    rows: list[JsonObject] = []
+    rows: list[TemplateDifficulty] = []
     for (app, template), own in groupby(keys, key=lambda key: (key.app, key.template)):
         tasks = [make_task(key) for key in own]
         lengths = [gold_calls(task) for task in tasks]

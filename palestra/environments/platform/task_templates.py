@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,7 +31,10 @@ class SolutionCall(msgspec.Struct, frozen=True):
     arguments: JsonObject = {}
 
 
-Solution = Generator[SolutionCall, JsonObject, None]
+T = TypeVar("T")
+SolutionPart: TypeAlias = Generator[SolutionCall, JsonObject, T]
+"""Yields calls and receives their results; returns what a solution goes on with."""
+Solution = SolutionPart[None]
 """Yields calls and receives their results."""
 
 
@@ -42,7 +45,7 @@ def read_prompts(package: str) -> dict[str, tuple[str, ...]]:
     return {name: tuple(prompts) for name, prompts in tomllib.loads(text).items()}
 
 
-def read_pages(tool: str, rows: str, **arguments: object) -> Generator[SolutionCall, JsonObject, list[Params]]:
+def read_pages(tool: str, rows: str, **arguments: object) -> SolutionPart[list[Params]]:
     """Reads all pages of a tool's result under this name."""
     found: list[Params] = []
     while True:

@@ -5,16 +5,27 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
 from palestra.environments.platform.errors import ToolError
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
-NO_ARGUMENTS = {"type": "object", "properties": {}, "required": []}
 MAX_TEXT = 20_000  # characters of one argument: a mail, not a book
 MAX_SHOWN = 100  # characters of a value that is repeated in an error
+
+
+ToolOutput: TypeAlias = JsonPayload
+"""What a tool returns, for the model to read."""
+
+
+class ArgumentsSchema(TypedDict):
+    """JSON Schema of a tool's arguments: a flat object."""
+
+    type: str
+    properties: dict[str, JsonObject]
+    required: list[str]
 
 
 class PlatformTool(msgspec.Struct, frozen=True):
@@ -22,11 +33,10 @@ class PlatformTool(msgspec.Struct, frozen=True):
 
     name: str
     description: str
-    parameters: JsonObject
-    """JSON Schema of the arguments: a flat object."""
+    parameters: ArgumentsSchema
     writes: bool
     """Whether it may change the state: then it moves the clock, too."""
-    run: Callable[..., JsonObject]
+    run: Callable[..., ToolOutput]
     """Takes the instance's `ToolContext` and the arguments."""
     arguments: type[msgspec.Struct]
 
@@ -57,10 +67,10 @@ class PlatformTool(msgspec.Struct, frozen=True):
         return f"{self.name}({', '.join(parts)})"
 
 
-def tool(*, writes: bool = False, name: str | None = None) -> Callable[[Callable[..., JsonObject]], PlatformTool]:
+def tool(*, writes: bool = False, name: str | None = None) -> Callable[[Callable[..., ToolOutput]], PlatformTool]:
     """Decorates a function `(context, …arguments) -> dict`; the model reads the first line of its docstring."""
 
-    def made(function: Callable[..., JsonObject]) -> PlatformTool:
+    def made(function: Callable[..., ToolOutput]) -> PlatformTool:
         arguments = _arguments_of(function)
         return PlatformTool(
             name=name or function.__name__,
@@ -85,12 +95,12 @@ def _arguments_of(function: Callable[..., Any]) -> type[msgspec.Struct]:
     return msgspec.defstruct(function.__name__, fields, kw_only=True)
 
 
-def _flat_schema(arguments: type[msgspec.Struct]) -> JsonObject:
+def _flat_schema(arguments: type[msgspec.Struct]) -> ArgumentsSchema:
     """Returns a schema as MCP and OpenAI accept it: no references, no title, without `null` for optional arguments."""
     (schema,), components = msgspec.json.schema_components([arguments], ref_template="{name}")
     own = components[schema["$ref"]]
     properties = {name: _plain(value) for name, value in own.get("properties", {}).items()}
-    return NO_ARGUMENTS | {"properties": properties, "required": own.get("required", [])}
+    return {"type": "object", "properties": properties, "required": own.get("required", [])}
 
 
 def _plain(schema: JsonObject) -> JsonObject:

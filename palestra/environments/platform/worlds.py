@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -22,10 +22,9 @@ from palestra.environments.platform.changes import tables_of
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import Expected
 from palestra.environments.platform.people import Cast, draw_cast
-from palestra.environments.platform.task_templates import SolutionCall
+from palestra.environments.platform.task_templates import SolutionCall, SolutionPart
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import PlatformTool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import PlatformTool, ToolOutput
 
 PEOPLE = {SeedSize.TINY: (4, 3), SeedSize.SMALL: (10, 8), SeedSize.LARGE: (20, 16)}
 """Number of colleagues and of others."""
@@ -81,7 +80,7 @@ def part_of(table: str) -> str:
 def _tool_of(app: TaskApp, tool: PlatformTool) -> PlatformTool:
     names = table_names(app.key, app.schema)
 
-    def run(context: ToolContext, **arguments: object) -> JsonObject:
+    def run(context: ToolContext, **arguments: object) -> ToolOutput:
         try:
             return tool.run(context.of_part(app.key, names), **arguments)
         except ToolError as e:
@@ -135,7 +134,7 @@ def _copy(source: sqlite3.Connection, target: sqlite3.Connection, app: TaskApp) 
 # For templates
 
 
-def at(app: str, solving: Generator[SolutionCall, JsonObject, T]) -> Generator[SolutionCall, JsonObject, T]:
+def at(app: str, solving: SolutionPart[T]) -> SolutionPart[T]:
     """Runs a solution, or a part of one, with an app's own names."""
     result: Any = None
     while True:

@@ -15,12 +15,13 @@ from palestra.net.mcp.rpc import (
     NO_METHOD,
     STATUS,
     RpcError,
+    RpcMessage,
     RpcResponse,
     error_answer,
     result_answer,
 )
 from palestra.net.mcp.versions import HANDSHAKE, META, SUPPORTED, McpHeaders, check_envelope, is_modern, version_of
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 CAPABILITIES = {"tools": {"listChanged": False}}
 TOOLS_TTL_MS = 3_600_000  # a server's tools do not change while it runs
@@ -36,7 +37,9 @@ class ListedTool(Protocol):
     @property
     def description(self) -> str: ...
     @property
-    def parameters(self) -> JsonObject: ...
+    def parameters(self) -> JsonPayload:
+        """JSON Schema of the arguments."""
+        ...
 
 
 class Toolset(Protocol):
@@ -80,7 +83,7 @@ class ToolRequest:
     _statuses: Mapping[int, int]
 
     def answered(self, result: ToolResult) -> RpcResponse:
-        content: JsonObject = {"content": [{"type": "text", "text": result.text}], "isError": result.is_error}
+        content: dict[str, object] = {"content": [{"type": "text", "text": result.text}], "isError": result.is_error}
         if self._has_session:
             content["data"] = msgspec.Raw(result.text.encode())
         if self._is_modern:
@@ -92,7 +95,7 @@ class ToolRequest:
 
 
 def begin(
-    toolset: Toolset, headers: McpHeaders | None, message: JsonObject, statuses: Mapping[int, int] = STATUS
+    toolset: Toolset, headers: McpHeaders | None, message: RpcMessage, statuses: Mapping[int, int] = STATUS
 ) -> RpcResponse | ToolRequest:
     """`headers` None: it did not come over HTTP. `statuses`: those of errors in the handshake era."""
     if "id" not in message:
@@ -104,22 +107,21 @@ def begin(
         if modern:
             check_envelope(message, headers, version)
         if message["method"] == "tools/call":
-            return _tool_request(message, modern, statuses)
+            return _tool_request(message["id"], message.get("params", {}), modern, statuses)
         return result_answer(message["id"], _result(toolset, message, modern))
     except RpcError as e:
         return error_answer(message["id"], e, statuses)
 
 
-def _tool_request(message: JsonObject, modern: bool, statuses: Mapping[int, int]) -> ToolRequest:
-    params = message.get("params", {})
+def _tool_request(request_id: str | int, params: JsonObject, modern: bool, statuses: Mapping[int, int]) -> ToolRequest:
     name, arguments = params.get("name"), params.get("arguments")
     if not isinstance(name, str):
         raise RpcError(INVALID_PARAMS, "tools/call needs the name of a tool")
     arguments = {} if arguments is None else arguments
-    return ToolRequest(name, arguments, message["id"], modern, "session_id" in params, statuses)
+    return ToolRequest(name, arguments, request_id, modern, "session_id" in params, statuses)
 
 
-def _result(toolset: Toolset, message: JsonObject, modern: bool) -> bytes:
+def _result(toolset: Toolset, message: RpcMessage, modern: bool) -> bytes:
     params = message.get("params", {})
     match message["method"]:
         case "tools/list":

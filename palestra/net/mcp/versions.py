@@ -10,8 +10,7 @@ import base64
 import binascii
 from typing import Protocol
 
-from palestra.net.mcp.rpc import HEADER_MISMATCH, INVALID_PARAMS, UNKNOWN_VERSION, RpcError
-from palestra.util.json_types import JsonObject
+from palestra.net.mcp.rpc import HEADER_MISMATCH, INVALID_PARAMS, UNKNOWN_VERSION, RpcError, RpcMessage
 
 HANDSHAKE = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 MODERN = ("2026-07-28",)
@@ -26,7 +25,7 @@ class McpHeaders(Protocol):
     def getlist(self, key: str, /) -> list[str]: ...
 
 
-def is_modern(message: JsonObject, version: str | None) -> bool:
+def is_modern(message: RpcMessage, version: str | None) -> bool:
     """`version`: the header's. What is no version of the handshake era is told what there is, in the modern way."""
     if version is not None:
         return version not in HANDSHAKE
@@ -34,7 +33,7 @@ def is_modern(message: JsonObject, version: str | None) -> bool:
     return isinstance(meta, dict) and f"{META}/protocolVersion" in meta
 
 
-def check_envelope(message: JsonObject, headers: McpHeaders | None, version: str | None) -> None:
+def check_envelope(message: RpcMessage, headers: McpHeaders | None, version: str | None) -> None:
     """Checks in the order of the specification: missing fields, contradictions, then the version. Raises RpcError."""
     meta = message.get("params", {}).get("_meta")
     if not isinstance(meta, dict):
@@ -51,13 +50,13 @@ def check_envelope(message: JsonObject, headers: McpHeaders | None, version: str
         raise _unknown_version(requested)
 
 
-def _check_headers(headers: McpHeaders, message: JsonObject, requested: object) -> None:
+def _check_headers(headers: McpHeaders, message: RpcMessage, requested: object) -> None:
     version, method, name = (_only(headers, key) for key in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER))
     if version is None or version != requested:
         raise RpcError(HEADER_MISMATCH, f"the header {VERSION_HEADER} is not the version in params._meta")
     if method != message["method"]:
         raise RpcError(HEADER_MISMATCH, f"the header {METHOD_HEADER} is not the method of the body")
-    if method == "tools/call" and _decoded(name) != message["params"].get("name"):
+    if method == "tools/call" and _decoded(name) != message.get("params", {}).get("name"):
         raise RpcError(HEADER_MISMATCH, f"the header {NAME_HEADER} is not the tool's name in the body")
 
 

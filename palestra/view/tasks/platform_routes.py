@@ -145,7 +145,7 @@ def _called(
 ) -> HTMLResponse:
     play, problem = plays.show(player, play_id), ""
     known = {one.name: one.parameters for one in play.tools}
-    arguments = read_arguments(known.get(tool, {}), form)
+    arguments = read_arguments(known[tool], form) if tool in known else {}
     try:
         if tool == ANSWER_TOOL:
             play = plays.give_answer(player, play_id, str(arguments.get("answer", "")))

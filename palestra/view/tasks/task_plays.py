@@ -25,8 +25,9 @@ from palestra.environments.platform import (
 )
 from palestra.environments.platform.changes import Change
 from palestra.environments.platform.golden import SUBMIT
+from palestra.environments.platform.scripted_user import HiddenFacts
 from palestra.environments.platform.tasks import draw_task_key
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ArgumentsSchema
 from palestra.util.safe_text import safe_text
 
 IDLE_S = 3600.0
@@ -73,7 +74,7 @@ class ListedApp(Struct, frozen=True):
 class PlayTool(Struct, frozen=True):
     name: str
     description: str
-    parameters: JsonObject
+    parameters: ArgumentsSchema
     """JSON Schema of the arguments."""
     writes: bool
 
@@ -102,7 +103,7 @@ class PlayState(Struct, frozen=True, kw_only=True):
     task: str
     app: str
     prompt: str
-    variables: JsonObject
+    variables: dict[str, str]
     """Variables of the world: who the player is, and the day."""
     max_turns: int
     """The turns that a model has."""
@@ -112,7 +113,7 @@ class PlayState(Struct, frozen=True, kw_only=True):
     """The oldest first."""
     answer: str | None
     changes: list[Change]
-    user: JsonObject
+    user: HiddenFacts
     """The facts that only the user of the task knows, and what both said. A model does not see it."""
     verdict: TaskVerdict
 

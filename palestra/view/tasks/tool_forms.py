@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ArgumentsSchema
+from palestra.util.json_types import JsonObject, JsonPayload
 
 LONG_TEXT = frozenset({"body", "text", "content", "description", "comment", "message", "note", "notes"})
 """Names of arguments that are written in more than one line."""
@@ -23,15 +24,14 @@ class FormField(Struct, frozen=True):
     about: str = ""
 
 
-def form_fields(parameters: JsonObject) -> list[FormField]:
-    required = parameters.get("required") or []
-    properties: JsonObject = parameters.get("properties") or {}
-    return [_field(name, schema, name in required) for name, schema in properties.items()]
+def form_fields(parameters: ArgumentsSchema) -> list[FormField]:
+    required = parameters["required"]
+    return [_field(name, schema, name in required) for name, schema in parameters["properties"].items()]
 
 
-def read_arguments(parameters: JsonObject, form: Mapping[str, str]) -> JsonObject:
+def read_arguments(parameters: ArgumentsSchema, form: Mapping[str, str]) -> JsonPayload:
     """The arguments of a call from the fields of a form. A field that is empty is left out, unless it must be there."""
-    found: JsonObject = {}
+    found: dict[str, object] = {}
     for field in form_fields(parameters):
         text = form.get(field.name, "")
         if text or field.is_required:

@@ -16,7 +16,7 @@ from palestra.environments.pictures import image_part
 from palestra.environments.tasks import LazyTasks
 from palestra.environments.text import BaseTextEnv, BaseTextEnvStepOutput
 from palestra.types.rollouts import Task
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 from palestra.util.suggest import did_you_mean
 
 Split = Literal["train", "eval"]
@@ -92,5 +92,5 @@ class Drawings(BaseTextEnv):
         reward = 1.0 if reply == self.extras["answer"] else 0.0
         return BaseTextEnvStepOutput(observations=[], reward=reward, done=True, metadata={})
 
-    def get_metrics(self) -> JsonObject:
+    def get_metrics(self) -> JsonPayload:
         return {"parse_error": 0.0 if self._is_answer else 1.0}

@@ -12,14 +12,14 @@ from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.environments.fleet.tool_schemas import ToolSpec
 from palestra.environments.fleet.user_model import UserModel, rephrased, user_model_of
 from palestra.environments.platform import Instance, PlatformError, PlatformTask, TaskVerdict, app_of, verify
 from palestra.environments.platform.scripted_user import TALK
 from palestra.environments.platform.seeds import seed_named
 from palestra.environments.platform.verifiers import VerifierLimits, run_verifier
 from palestra.environments.platform.verifiers.source import verifier_source
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatTool
+from palestra.util.json_types import JsonPayload
 
 _live: WeakSet[EmbeddedBackend] = WeakSet()
 
@@ -55,10 +55,10 @@ class EmbeddedBackend:
     async def snapshot(self) -> bytes:
         return self._opened.snapshot()
 
-    async def list_tools(self) -> list[ToolSpec]:
+    async def list_tools(self) -> list[ChatTool]:
         return self._opened.app.openai_tools()
 
-    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonPayload) -> ToolAnswer:
         result = self._opened.call(name, arguments)
         answer = ToolAnswer(None, result.text) if result.is_error else ToolAnswer(json.loads(result.text))
         if name == TALK and self._user is not None and not answer.error:

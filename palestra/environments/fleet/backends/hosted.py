@@ -6,17 +6,19 @@ import asyncio
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAnswer
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.environments.fleet.tool_schemas import ToolSpec, name_of
+from palestra.environments.fleet.tool_schemas import name_of
 from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform.verifiers import VerifierExecution, score_of
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatTool
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonPayload
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +33,11 @@ VERIFY_DELAYS_S = (3, 6, 12)
 RESET_S = 10
 TAKES_CONVERSATION = re.compile(r"\A[^(]*?^def \w+\([^)]*\bconversation\b", re.DOTALL | re.MULTILINE)
 """In the parameters of the first function."""
+
+
+class VerifierArguments(TypedDict, total=False):
+    final_answer: str
+    conversation: list[Message]
 
 
 class HostedBackend:
@@ -54,9 +61,9 @@ class HostedBackend:
         except Exception as e:  # boundary: the SDK's errors have no common class; the episode continues
             log.warning("instance %s was not reset: %s", self._env.instance_id, error_text(e))
 
-    async def list_tools(self) -> list[ToolSpec]:
+    async def list_tools(self) -> list[ChatTool]:
         is_computer = self._task.task_modality == COMPUTER
-        found: list[ToolSpec] = []
+        found: list[ChatTool] = []
         problems: list[str] = []
         for path in ENDPOINTS[1:] if is_computer else ENDPOINTS:
             connection = McpConnection(McpAddress(url=self._env.urls.root + path), self._settings.request_timeout_s)
@@ -76,14 +83,14 @@ class HostedBackend:
             raise BackendError(f"instance {self._env.instance_id} has no tools: {'; '.join(problems)}")
         return found
 
-    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonPayload) -> ToolAnswer:
         owner = self._owners.get(name)
         if owner is None:
             return ToolAnswer(None, f"there is no tool {name!r}; use {', '.join(self._owners)}")
         return await owner.call_tool(name, arguments)
 
     async def verify(self, attempt: FleetAttempt) -> FleetGrade:
-        given: JsonObject = {} if attempt.answer is None else {"final_answer": attempt.answer}
+        given: VerifierArguments = {} if attempt.answer is None else {"final_answer": attempt.answer}
         if TAKES_CONVERSATION.search(self._task.verifier_code or ""):
             given["conversation"] = list(attempt.conversation)
         grade = FleetGrade(score=None, error="the verifier did not run")
@@ -127,7 +134,7 @@ class HostedBackend:
                     raise BackendError(f"Fleet could not make an instance of {task.env_key}: {error_text(e)}") from e
                 await asyncio.sleep(delay_s)
 
-    async def _verdict(self, given: JsonObject) -> FleetGrade:
+    async def _verdict(self, given: VerifierArguments) -> FleetGrade:
         from fleet._async.tasks import Task  # pyright: ignore[reportMissingImports]
 
         task = self._task

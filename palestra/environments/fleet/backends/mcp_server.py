@@ -12,7 +12,7 @@ import asyncio
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -20,10 +20,14 @@ from palestra.environments.fleet.backend import FleetAttempt, FleetGrade, ToolAn
 from palestra.environments.fleet.mcp_client import McpAddress, McpConnection
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.environments.fleet.tool_schemas import ToolSpec
 from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform.verifiers import score_of
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatTool
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonPayload
+
+CompletedCall: TypeAlias = tuple[str, JsonPayload, ToolAnswer]
+"""Tool, arguments and result."""
 
 
 class FinishedEpisode(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,10 +36,10 @@ class FinishedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     task: FleetTask
     answer: str | None
-    conversation: Sequence[JsonObject]
-    calls: Sequence[tuple[str, JsonObject, ToolAnswer]]
-    """Tool, arguments and result of all calls of the episode."""
-    call_tool: Callable[[str, JsonObject], Awaitable[ToolAnswer]]
+    conversation: Sequence[Message]
+    calls: Sequence[CompletedCall]
+    """All calls of the episode."""
+    call_tool: Callable[[str, JsonPayload], Awaitable[ToolAnswer]]
     """Calls a tool, to look at the server's state."""
 
 
@@ -65,15 +69,15 @@ class McpBackend:
             env=given.env,
         )
         self._connection = McpConnection(address, settings.request_timeout_s)
-        self._calls: list[tuple[str, JsonObject, ToolAnswer]] = []
+        self._calls: list[CompletedCall] = []
 
     async def create(self) -> None:
         await self._connection.open()
 
-    async def list_tools(self) -> list[ToolSpec]:
+    async def list_tools(self) -> list[ChatTool]:
         return await self._connection.list_tools()
 
-    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonPayload) -> ToolAnswer:
         answer = await self._connection.call_tool(name, arguments)
         self._calls.append((name, arguments, answer))
         return answer

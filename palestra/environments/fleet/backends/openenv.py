@@ -19,9 +19,10 @@ from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.mcp_client import answer_of
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.fleet.tool_schemas import openai_tool
 from palestra.environments.guarded_calls import error_text
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatTool
+from palestra.util.json_types import JsonObject, JsonPayload
 
 MAX_FRAME = 100 * 1024 * 1024  # as in OpenEnv's own client
 MISTAKES = {"VALIDATION_ERROR", "EXECUTION_ERROR"}
@@ -65,12 +66,12 @@ class OpenEnvBackend:
         if "error" in response:
             raise BackendError(f"the OpenEnv server could not reset: {response['error']}")
 
-    async def list_tools(self) -> list[ToolSpec]:
+    async def list_tools(self) -> list[ChatTool]:
         response = await self._request("step", {"type": "list_tools"})
         tools = response.get("observation", {}).get("tools") or []
         return [openai_tool(t["name"], t.get("description"), t.get("input_schema")) for t in tools]
 
-    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonPayload) -> ToolAnswer:
         response = await self._request("step", {"type": "call_tool", "tool_name": name, "arguments": arguments})
         if "error" in response:
             return ToolAnswer(None, str(response["error"]))
@@ -101,7 +102,7 @@ class OpenEnvBackend:
         filled = {key: known.get(value, value) if isinstance(value, str) else value for key, value in action.items()}
         return {key: value for key, value in filled.items() if value is not None or action[key] is None}
 
-    async def _request(self, kind: str, data: JsonObject) -> JsonObject:
+    async def _request(self, kind: str, data: JsonPayload) -> JsonObject:
         """Returns the answer; `{"error": text}` if the server refused the action."""
         if self._socket is None or self._is_waiting:
             raise BackendError("the connection to the OpenEnv server is closed, or an earlier answer was not read")

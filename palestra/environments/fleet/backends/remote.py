@@ -8,18 +8,26 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from palestra.environments.fleet.backend import MAX_CHANGES, FleetAttempt, FleetGrade, ToolAnswer, changed_rows
+from palestra.environments.fleet.backend import (
+    MAX_CHANGES,
+    ChangedRow,
+    FleetAttempt,
+    FleetGrade,
+    ToolAnswer,
+    changed_rows,
+)
 from palestra.environments.fleet.errors import BackendError
 from palestra.environments.fleet.mcp_client import answer_of
 from palestra.environments.fleet.platform_tasks import platform_task
 from palestra.environments.fleet.records import FleetTask
 from palestra.environments.fleet.settings import FleetSettings
-from palestra.environments.fleet.tool_schemas import ToolSpec, openai_tool
+from palestra.environments.fleet.tool_schemas import openai_tool
 from palestra.environments.guarded_calls import error_text
 from palestra.environments.platform import PlatformError
 from palestra.environments.platform.verifiers import VerifierExecution
 from palestra.environments.platform.verifiers.source import verifier_source
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatTool
+from palestra.util.json_types import JsonObject, JsonPayload
 
 if TYPE_CHECKING:
     import httpx
@@ -61,11 +69,11 @@ class RemoteBackend:
         for warning in self._instance.get("warnings", ()):
             log.warning("the platform at %s: %s", self._base_url, warning)
 
-    async def list_tools(self) -> list[ToolSpec]:
+    async def list_tools(self) -> list[ChatTool]:
         found = await self._mcp("tools/list", {})
         return [openai_tool(tool["name"], tool.get("description"), tool.get("inputSchema")) for tool in found["tools"]]
 
-    async def call_tool(self, name: str, arguments: JsonObject) -> ToolAnswer:
+    async def call_tool(self, name: str, arguments: JsonPayload) -> ToolAnswer:
         return answer_of(await self._mcp("tools/call", {"name": name, "arguments": arguments}))
 
     async def verify(self, attempt: FleetAttempt) -> FleetGrade:
@@ -84,7 +92,7 @@ class RemoteBackend:
         grade = FleetGrade.of(VerifierExecution(**execution, error=found["error"] or ""))
         return msgspec.structs.replace(grade, changes=await self._changes(runner))
 
-    async def _changes(self, runner: str) -> list[JsonObject]:
+    async def _changes(self, runner: str) -> list[ChangedRow]:
         """The rows that were changed, for people to read; none if the platform does not say, which is no reason to
         lose the grade."""
         try:
@@ -130,7 +138,7 @@ class RemoteBackend:
         found = await self._sent("GET", f"{self._base_url}/v1/runner-auth/token")
         return {"X-Runner-Token": found["token"]}
 
-    async def _mcp(self, method: str, params: JsonObject) -> JsonObject:
+    async def _mcp(self, method: str, params: JsonPayload) -> JsonObject:
         message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
         found = await self._sent("POST", f"{self._opened['urls']['root']}mcp", message)
         if "result" not in found:
@@ -138,7 +146,7 @@ class RemoteBackend:
         return found["result"]
 
     async def _sent(
-        self, method: str, url: str, body: JsonObject | None = None, headers: dict[str, str] | None = None
+        self, method: str, url: str, body: JsonPayload | None = None, headers: dict[str, str] | None = None
     ) -> JsonObject:
         """Sends a request. Raises BackendError for anything but a valid answer."""
         assert self._http is not None

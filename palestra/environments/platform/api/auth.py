@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 
 from palestra.environments.platform.pool_records import InstanceRecord
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 LOCAL_TEAM = "local"
 
@@ -27,7 +27,7 @@ LOCAL_TEAM = "local"
 class PlatformRefusal(Exception):
     """A refusal; `detail` is what Fleet's SDK reads."""
 
-    def __init__(self, status: int, detail: str | JsonObject) -> None:
+    def __init__(self, status: int, detail: str | JsonPayload) -> None:
         super().__init__(str(detail))
         self.status, self.detail = status, detail
 

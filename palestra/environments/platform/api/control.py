@@ -23,7 +23,7 @@ from palestra.environments.platform.pool_records import DuplicateRequest, Instan
 from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.task_records import FIRST_EVAL, PlatformTask
 from palestra.environments.platform.tasks import WORLDS, make_task
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 TASKS_PER_TEMPLATE = 10
 MAX_TASKS = 1000
@@ -114,7 +114,7 @@ class ControlPlane:
             raise PlatformRefusal(409, answer) from None
         return self._shown(record, request)
 
-    def _shown(self, record: InstanceRecord, request: ControlRequest) -> JsonObject:
+    def _shown(self, record: InstanceRecord, request: ControlRequest) -> JsonPayload:
         is_world = bool(app_of(record.wanted.app).parts)
         return wire.instance(record, request.base_url, self._auth.login(record.id) if is_world else "")
 
@@ -228,7 +228,7 @@ def instance_spec(body: bytes) -> InstanceSpec:
     )
 
 
-def _variables(given: JsonObject, today: str) -> dict[str, str]:
+def _variables(given: JsonPayload, today: str) -> dict[str, str]:
     found = {
         name: value if isinstance(value, str) else msgspec.json.encode(value).decode() for name, value in given.items()
     }
@@ -254,7 +254,7 @@ def _app(key: str) -> TaskApp:
         raise PlatformRefusal(400, f"Environment '{key[:64]}' not found: there are {', '.join(APPS)}") from None
 
 
-def _limit(error: LimitReached) -> JsonObject:
+def _limit(error: LimitReached) -> JsonPayload:
     return {
         "error_type": "instance_limit_exceeded",
         "message": f"instance limit reached: {error}",
@@ -263,7 +263,7 @@ def _limit(error: LimitReached) -> JsonObject:
     }
 
 
-def _run(run_id: str, records: list[InstanceRecord]) -> JsonObject:
+def _run(run_id: str, records: list[InstanceRecord]) -> JsonPayload:
     return {
         "run_id": run_id,
         "running_count": sum(not record.is_over for record in records),

@@ -13,6 +13,7 @@ from palestra.net.mcp import (
     STATUS,
     McpHeaders,
     RpcError,
+    RpcMessage,
     RpcResponse,
     ToolRequest,
     ToolResult,
@@ -21,7 +22,6 @@ from palestra.net.mcp import (
     error_answer,
     read_message,
 )
-from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def mcp_answer(app: Toolset, call: ToolCall, headers: McpHeaders | None, body: b
 
 
 def message_answer(
-    app: Toolset, call: ToolCall, headers: McpHeaders | None, message: JsonObject, statuses: Mapping[int, int] = STATUS
+    app: Toolset, call: ToolCall, headers: McpHeaders | None, message: RpcMessage, statuses: Mapping[int, int] = STATUS
 ) -> RpcResponse:
     begun = begin(app, headers, message, statuses)
     if not isinstance(begun, ToolRequest):

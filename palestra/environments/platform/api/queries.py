@@ -10,12 +10,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from palestra.environments.platform.changes import Change, ChangeKind, changes, tables_of
+from palestra.environments.platform.diff_records import TableDiff
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.verifiers.runtime.memory import part_of
-from palestra.util.json_types import JsonObject
 
 MAX_COPIES = 64  # of the instances that were read last
 MAX_ROWS = 100_000
@@ -30,6 +30,43 @@ REFUSED = frozenset(
 )
 WRITES = frozenset({sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE})
 READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE})
+
+
+class QueryAnswer(TypedDict):
+    """Rows of a query, or why it failed."""
+
+    success: bool
+    columns: list[str] | None
+    rows: list[tuple[Any, ...]] | None
+    rows_affected: NotRequired[int]
+    last_insert_id: NotRequired[int | None]
+    error: NotRequired[str]
+    message: str
+
+
+class ColumnInfo(TypedDict):
+    name: str
+    type: str
+    notnull: bool
+    default_value: object
+    primary_key: bool
+    pk: int
+    """As `primary_key`: the SDK reads both."""
+
+
+class TableDescription(TypedDict):
+    name: str
+    sql: str
+    columns: list[ColumnInfo]
+
+
+class IgnoreLists(TypedDict, total=False):
+    """What a diff leaves out."""
+
+    tables: list[str] | None
+    fields: list[str] | None
+    table_fields: dict[str, list[str]] | None
+
 
 Authorizer = Callable[[int, str | None, str | None, str | None, str | None], int]
 
@@ -68,12 +105,12 @@ class DatabaseCopies:
         return made
 
 
-def read(copy: sqlite3.Connection, query: str, args: object) -> JsonObject:
+def read(copy: sqlite3.Connection, query: str, args: object) -> QueryAnswer:
     with _limited(copy):
         return _error_text(copy, query, args)
 
 
-def write(instance: Instance, query: str, args: object) -> JsonObject:
+def write(instance: Instance, query: str, args: object) -> QueryAnswer:
     """Writes to the instance itself: this counts as a change like any other."""
     with instance.transaction() as connection:
         connection.set_authorizer(_writing(instance))
@@ -98,7 +135,7 @@ def _limited(connection: sqlite3.Connection) -> Iterator[None]:
             connection.setlimit(limit, value)
 
 
-def _error_text(connection: sqlite3.Connection, query: str, args: object) -> JsonObject:
+def _error_text(connection: sqlite3.Connection, query: str, args: object) -> QueryAnswer:
     until = time.monotonic() + MAX_QUERY_S
     connection.set_progress_handler(lambda: time.monotonic() > until, LOOK_EVERY)
     try:
@@ -168,8 +205,8 @@ def _writing(instance: Instance) -> Authorizer:
     return authorizer
 
 
-def describe(copy: sqlite3.Connection) -> list[JsonObject]:
-    found: list[JsonObject] = []
+def describe(copy: sqlite3.Connection) -> list[TableDescription]:
+    found: list[TableDescription] = []
     for name, sql in copy.execute(
         "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND name NOT GLOB 'sqlite_*' ORDER BY name"
     ).fetchall():
@@ -178,13 +215,18 @@ def describe(copy: sqlite3.Connection) -> list[JsonObject]:
     return found
 
 
-def _column(_place: int, name: str, kind: str, notnull: int, default: object, key: int) -> JsonObject:
-    """`pk` in addition to `primary_key`: the SDK reads both."""
-    answer = {"name": name, "type": kind, "notnull": bool(notnull), "default_value": default}
-    return {**answer, "primary_key": key > 0, "pk": key}
+def _column(_place: int, name: str, kind: str, notnull: int, default: object, key: int) -> ColumnInfo:
+    return {
+        "name": name,
+        "type": kind,
+        "notnull": bool(notnull),
+        "default_value": default,
+        "primary_key": key > 0,
+        "pk": key,
+    }
 
 
-def structured_diff(instance: Instance, ignore: JsonObject, part: str = "") -> JsonObject:
+def structured_diff(instance: Instance, ignore: IgnoreLists, part: str = "") -> dict[str, TableDiff]:
     """Returns the changes by table, as Fleet's runner does; tables without changes are left out. `part`: as in
     `DatabaseCopies`."""
     tables, fields = set(ignore.get("tables") or ()), set(ignore.get("fields") or ())
@@ -193,7 +235,7 @@ def structured_diff(instance: Instance, ignore: JsonObject, part: str = "") -> J
     seen = {table.name: table.name.removeprefix(prefix) for table in tables_of(instance.connection)}
     keys = {table.name: table.key for table in tables_of(instance.connection)}
     ignored = {name: fields | set(table_fields.get(seen[name]) or ()) for name in keys}
-    found: JsonObject = {}
+    found: dict[str, TableDiff] = {}
     for change in changes(instance.connection, ignored):
         name = seen[change.table]
         if change.table.startswith(prefix) and name not in tables:
@@ -201,12 +243,19 @@ def structured_diff(instance: Instance, ignore: JsonObject, part: str = "") -> J
     return found
 
 
-def _table(name: str, key: tuple[str, ...]) -> JsonObject:
-    lists: JsonObject = {"added_rows": [], "removed_rows": [], "modified_rows": []}
-    return {"table_name": name, "primary_key": list(key), **lists, "unchanged_count": 0, "total_changes": 0}
+def _table(name: str, key: tuple[str, ...]) -> TableDiff:
+    return {
+        "table_name": name,
+        "primary_key": list(key),
+        "added_rows": [],
+        "removed_rows": [],
+        "modified_rows": [],
+        "unchanged_count": 0,
+        "total_changes": 0,
+    }
 
 
-def _add(table: JsonObject, change: Change) -> None:
+def _add(table: TableDiff, change: Change) -> None:
     row_id = change.key[0] if len(change.key) == 1 else list(change.key)
     table["total_changes"] += 1
     match change.kind:

@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeGuard
 
 from palestra.environments.platform.api.auth import PlatformRefusal
 from palestra.environments.platform.api.http import object_of
-from palestra.environments.platform.api.queries import DatabaseCopies, describe, read, structured_diff, write
+from palestra.environments.platform.api.queries import (
+    DatabaseCopies,
+    IgnoreLists,
+    describe,
+    read,
+    structured_diff,
+    write,
+)
 from palestra.environments.platform.api.verification import VerifierService
 from palestra.environments.platform.instance import Instance
 from palestra.environments.platform.pool import InstancePool
@@ -119,13 +127,20 @@ def _check_whole(request: RunnerRequest) -> None:
         )
 
 
-def _ignored(request: JsonObject) -> JsonObject:
+def _ignored(request: JsonObject) -> IgnoreLists:
     found = request.get("ignore_config") or {}
-    lists = [found.get("tables") or [], found.get("fields") or []] if isinstance(found, dict) else [None]
-    by_table = (found.get("table_fields") or {}) if isinstance(found, dict) else None
-    lists += list(by_table.values()) if isinstance(by_table, dict) else [None]
-    if not all(isinstance(one, list) and all(isinstance(name, str) for name in one) for one in lists):
+    if not _are_ignore_lists(found):
         raise PlatformRefusal(
             400, "ignore_config must have tables and fields (lists of names) and table_fields (lists by table)"
         )
     return found
+
+
+def _are_ignore_lists(found: object) -> TypeGuard[IgnoreLists]:
+    if not isinstance(found, dict):
+        return False
+    by_table = found.get("table_fields") or {}
+    if not isinstance(by_table, dict):
+        return False
+    lists = [found.get("tables") or [], found.get("fields") or [], *by_table.values()]
+    return all(isinstance(one, list) and all(isinstance(name, str) for name in one) for one in lists)

@@ -19,7 +19,7 @@ import time
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -33,7 +33,6 @@ from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.tasks import make_task
 from palestra.environments.platform.verdicts import verify
 from palestra.environments.platform.verifiers import VerifierLimits, run_verifier
-from palestra.util.json_types import JsonObject
 
 MAX_SOURCES = 256  # verifiers that came in bundles
 MAX_SOURCE_BYTES = 1 << 20
@@ -69,6 +68,21 @@ class VerifierInput(msgspec.Struct, kw_only=True):
 
     final_answer: str | None = None
     conversation: list[Any] | None = None
+
+
+class VerifierFailure(TypedDict):
+    type: str
+    message: str
+    traceback: str
+
+
+class VerifierAnswer(TypedDict):
+    """What came of running a verifier."""
+
+    success: bool
+    result: object
+    stdout: str
+    error: VerifierFailure | None
 
 
 class VerifierService:
@@ -115,7 +129,7 @@ class VerifierService:
         found = {name: answer[name] for name in ("success", "result", "stdout")}
         return {**found, "error": error, "message": error or "verified"}
 
-    async def _execute(self, request: ExecuteRequest, instance_id: str, team: str) -> JsonObject:
+    async def _execute(self, request: ExecuteRequest, instance_id: str, team: str) -> VerifierAnswer:
         given = _given(request.args)
         source = self._source(request, team)
         own = await asyncio.to_thread(_task, request.key or "")
@@ -140,7 +154,7 @@ class VerifierService:
         ours = self._source_of(task)
         return sha256 == wire.sha_of(ours) if source is None else source.strip() == ours.strip()
 
-    def _own(self, task: PlatformTask, instance_id: str, given: VerifierInput) -> JsonObject:
+    def _own(self, task: PlatformTask, instance_id: str, given: VerifierInput) -> VerifierAnswer:
         with self.pool.use(instance_id) as instance:
             if (instance.app.key, instance.seed.key) != (task.app.key, task.seed.key):
                 raise CannotVerify(
@@ -155,7 +169,7 @@ class VerifierService:
 
     async def _foreign(
         self, instance_id: str, source: str, given: VerifierInput, timeout_s: float | None
-    ) -> JsonObject:
+    ) -> VerifierAnswer:
         with self.pool.use(instance_id) as instance:
             seed, current = instance.seed.data, instance.snapshot()
         if timeout_s is not None and not timeout_s > 0:
@@ -164,7 +178,7 @@ class VerifierService:
         async with self._slots:
             ran = await run_verifier(source, seed, current, given.final_answer, given.conversation, limits)
         kind = "AssertionError" if ran.success else "VerifierError"
-        error = {"type": kind, "message": ran.error, "traceback": ""} if ran.error else None
+        error: VerifierFailure | None = {"type": kind, "message": ran.error, "traceback": ""} if ran.error else None
         return {"success": ran.success, "result": ran.result, "stdout": ran.stdout, "error": error}
 
 
@@ -238,8 +252,8 @@ def _check_size(value: object) -> None:
         waiting += inside
 
 
-def _failed(kind: str, message: str) -> JsonObject:
-    error = {"type": kind, "message": message, "traceback": ""}
+def _failed(kind: str, message: str) -> VerifierAnswer:
+    error: VerifierFailure = {"type": kind, "message": message, "traceback": ""}
     return {"success": False, "result": None, "stdout": "", "error": error}
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.pool_records import InstanceRecord
 from palestra.environments.platform.task_records import PlatformTask
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 REGION = "local"
 TASKS_MADE_AT = "2026-01-01T00:00:00+00:00"
@@ -20,7 +20,7 @@ def time_text(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-def environment(app: TaskApp) -> JsonObject:
+def environment(app: TaskApp) -> JsonPayload:
     return {
         "env_key": app.key,
         "name": app.title,
@@ -30,7 +30,7 @@ def environment(app: TaskApp) -> JsonObject:
     }
 
 
-def instance(record: InstanceRecord, base_url: str, login: str = "") -> JsonObject:
+def instance(record: InstanceRecord, base_url: str, login: str = "") -> JsonPayload:
     """`login` is for the address of its runner."""
     spec = record.wanted
     return {
@@ -65,7 +65,7 @@ def warnings(record: InstanceRecord) -> list[str]:
     return [f"ttl_seconds {asked_s:.0f} is more than the limit; it was reduced to {record.ttl_s:.0f}"]
 
 
-def urls(root: str, login: str = "") -> JsonObject:
+def urls(root: str, login: str = "") -> JsonPayload:
     """Returns the addresses. The root ends with a slash, because the SDK adds `mcp` to it. The SDK's `env.app(name)`
     keeps of the runner's address only what is before the path: there a login says which instance is meant."""
     scheme, _, rest = f"{root}api/v1/env".partition("://")
@@ -87,7 +87,7 @@ def urls(root: str, login: str = "") -> JsonObject:
     }
 
 
-def task(one: PlatformTask, team: str, source: str) -> JsonObject:
+def task(one: PlatformTask, team: str, source: str) -> JsonPayload:
     key = str(one.key)
     return {
         "key": key,
@@ -105,7 +105,7 @@ def task(one: PlatformTask, team: str, source: str) -> JsonObject:
     }
 
 
-def verifier(key: str, source: str) -> JsonObject:
+def verifier(key: str, source: str) -> JsonPayload:
     return {
         "verifier_id": f"{VERIFIER_PREFIX}{key}",
         "key": key,

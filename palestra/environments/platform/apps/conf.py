@@ -15,7 +15,7 @@ import msgspec
 from palestra.environments.platform.app import SeedSize, TaskApp
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import tool
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 from palestra.util.json_types import JsonObject
 
 SCHEMA = "CREATE TABLE notes (id INTEGER PRIMARY KEY AUTOINCREMENT, text TEXT NOT NULL);"
@@ -52,13 +52,13 @@ def fill(connection: sqlite3.Connection, rng: random.Random, size: SeedSize) -> 
 
 
 @tool()
-def test_simple_text(context: ToolContext) -> JsonObject:
+def test_simple_text(context: ToolContext) -> ToolOutput:
     """Say something."""
     return {"text": "This is a simple text response for testing."}
 
 
 @tool()
-def test_error_handling(context: ToolContext) -> JsonObject:
+def test_error_handling(context: ToolContext) -> ToolOutput:
     """Fail, always."""
     raise ToolError("intended", "This tool intentionally returns an error for testing")
 
@@ -70,7 +70,7 @@ def json_schema_2020_12_tool(
     address: dict[str, str] | None = None,
     phone: str | None = None,
     email: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Take a contact, described by a rich schema."""
     return {"name": name, "address": address, "phone": phone, "email": email}
 

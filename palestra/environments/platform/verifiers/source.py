@@ -22,7 +22,7 @@ from palestra.environments.platform.expectations import (
 )
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verifiers.exported import grade
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 SOURCE = """\
 def {name}(env, final_answer=None):
@@ -64,7 +64,7 @@ def _grade_source() -> str:
     return textwrap.indent(inspect.getsource(grade), "    ")
 
 
-def _expected(wanted: Expected) -> JsonObject:
+def _expected(wanted: Expected) -> JsonPayload:
     match wanted:
         case InsertedRow(table=table, fields=fields, others=others):
             return {"table": table, "kind": "insert", "fields": _fields(fields), "others": others}

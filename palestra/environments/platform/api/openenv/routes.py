@@ -21,15 +21,24 @@ from palestra.environments.platform.api.openenv import tasks, wire
 from palestra.environments.platform.api.openenv.rpc import SESSION_HEADER, OpenEnvRpc, SessionUnknown
 from palestra.environments.platform.api.openenv.sessions import OpenEnvSessions, call_once, first_observation
 from palestra.environments.platform.api.openenv.sockets import OpenEnvSockets
-from palestra.environments.platform.api.openenv.wire import CallTool, ClientMistake, ErrorCode, ListTools
+from palestra.environments.platform.api.openenv.wire import (
+    CallTool,
+    ClientMistake,
+    ErrorCode,
+    ListTools,
+    Observation,
+    OpenEnvState,
+)
 from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.catalog import app_of
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.pool import InstancePool
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
-FRESH_STATE = {"episode_id": None, "step_count": 0, "task_key": None, "done": False}
+FRESH_STATE: OpenEnvState = {"episode_id": None, "step_count": 0, "task_key": None, "done": False}
 Endpoint = Callable[[Request], Awaitable[Response]]
+BodyAnswer = Callable[[TaskApp, JsonObject], Awaitable[JsonPayload]]
+"""Answers the body of a request."""
 
 
 class OpenEnvRoutes:
@@ -76,7 +85,7 @@ class OpenEnvRoutes:
 
         return endpoint
 
-    def _posted(self, answer: Callable[[TaskApp, JsonObject], Awaitable[Any]]) -> Endpoint:
+    def _posted(self, answer: BodyAnswer) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             app = self._app(request)
             self._auth.team(request.headers)
@@ -128,11 +137,11 @@ class OpenEnvRoutes:
         return app
 
 
-async def _reset(app: TaskApp, given: JsonObject) -> Any:
+async def _reset(app: TaskApp, given: JsonObject) -> Observation:
     return first_observation(await asyncio.to_thread(tasks.task_for, app, wire.reset_of(given)))
 
 
-async def _step(app: TaskApp, given: JsonObject) -> Any:
+async def _step(app: TaskApp, given: JsonObject) -> Observation:
     match wire.step_of(given):
         case ListTools():
             return wire.observed({"tools": wire.tools_shown(app.tools)}, {})
@@ -144,8 +153,8 @@ async def _step(app: TaskApp, given: JsonObject) -> Any:
             )
 
 
-def _task(what: str) -> Callable[[TaskApp, JsonObject], Awaitable[Any]]:
-    async def answer(app: TaskApp, given: JsonObject) -> Any:
+def _task(what: str) -> BodyAnswer:
+    async def answer(app: TaskApp, given: JsonObject) -> JsonPayload:
         return await asyncio.to_thread(tasks.answer, app, what, given)
 
     return answer

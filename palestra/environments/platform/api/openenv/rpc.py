@@ -19,13 +19,14 @@ from palestra.net.mcp import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     RpcError,
+    RpcMessage,
     RpcResponse,
     ToolResult,
     error_answer,
     read_message,
     result_answer,
 )
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 SERVER_ERROR = -32000
 SESSION_HEADER = "mcp-session-id"
@@ -74,7 +75,7 @@ class OpenEnvRpc:
         return (await self._answered(session.app, session.team, Headers(), message, session))[1]
 
     async def _answered(
-        self, app: TaskApp, team: str, headers: Headers, message: JsonObject, session: OpenEnvSession | None
+        self, app: TaskApp, team: str, headers: Headers, message: RpcMessage, session: OpenEnvSession | None
     ) -> RpcResponse:
         params = message.get("params", {})
         try:
@@ -110,7 +111,7 @@ class OpenEnvRpc:
             raise RpcError(INVALID_PARAMS, f"Unknown session_id: {str(named)[:64]!r}; openenv/session/create makes one")
         return found
 
-    def _closed(self, app: TaskApp, team: str, params: JsonObject, own: OpenEnvSession | None) -> JsonObject:
+    def _closed(self, app: TaskApp, team: str, params: JsonObject, own: OpenEnvSession | None) -> JsonPayload:
         found = self._found(app, team, params)
         if found is own:
             raise RpcError(INVALID_REQUEST, "this session belongs to the connection and ends with it")
@@ -121,8 +122,8 @@ class OpenEnvRpc:
         return {"session_id": found.id, "closed": True}
 
 
-def _result(message: JsonObject, result: JsonObject) -> RpcResponse:
-    return result_answer(message["id"], msgspec.json.encode(result))
+def _result(message: RpcMessage, result: JsonPayload) -> RpcResponse:
+    return result_answer(message.get("id", ""), msgspec.json.encode(result))
 
 
 def _full(error: LimitReached) -> RpcError:

@@ -16,6 +16,8 @@ from palestra.environments.platform.api.openenv.wire import (
     ClientMistake,
     ErrorCode,
     FinishAction,
+    Observation,
+    OpenEnvState,
     ResetRequest,
 )
 from palestra.environments.platform.app import TaskApp
@@ -27,7 +29,7 @@ from palestra.environments.platform.seeds import DEFAULT_DATA, seed_named
 from palestra.environments.platform.task_records import PlatformTask
 from palestra.environments.platform.verdicts import TaskVerdict, verify
 from palestra.net.mcp import ToolResult
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 log = logging.getLogger(__name__)
 
@@ -54,14 +56,14 @@ class OpenEnvSession:
     is_closing: bool = False
     """Whether it is to be closed when the WebSocket has ended."""
 
-    async def reset(self, request: ResetRequest) -> JsonObject:
+    async def reset(self, request: ResetRequest) -> Observation:
         task = await asyncio.to_thread(task_for, self.app, request)
         self.pool.replace(self.instance_id, task.seed.key, task.variables)
         self.task, self.steps, self.calls, self.is_done = task, 0, 0, False
         self.episode_id = request.episode_id or secrets.token_hex(ID_BYTES)
         return first_observation(task)
 
-    def step(self, action: Action) -> JsonObject:
+    def step(self, action: Action) -> Observation:
         match action:
             case CallTool(tool_name=name, arguments=arguments):
                 if name == ANSWER_TOOL and self._is_answered:
@@ -84,7 +86,7 @@ class OpenEnvSession:
             self.steps, self.calls = self.steps + 1, self.calls + 1
             return instance.call(name, arguments)
 
-    def state(self) -> JsonObject:
+    def state(self) -> OpenEnvState:
         key = None if self.task is None else str(self.task.key)
         return {"episode_id": self.episode_id, "step_count": self.steps, "task_key": key, "done": self.is_done}
 
@@ -105,7 +107,7 @@ class OpenEnvSession:
         if self.is_done:
             raise ClientMistake(ErrorCode.EXECUTION, "the episode has ended; reset for another")
 
-    def _finish(self, answer: object) -> JsonObject:
+    def _finish(self, answer: object) -> Observation:
         """Ends the episode; the verifier runs once."""
         self._check_running()
         if self.task is None:
@@ -113,13 +115,13 @@ class OpenEnvSession:
         given = None if answer is None else str(answer)
         return self._judged(self.task, given, {"answer": given}, "finished")
 
-    def _run_out(self, name: str) -> JsonObject:
+    def _run_out(self, name: str) -> Observation:
         """Handles one call too many: it is not made, and the present state is graded, without an answer."""
         assert self.task is not None
         error = {"error_type": "execution_error", "message": f"{self._turns_told}: the episode is over"}
         return self._judged(self.task, None, {"tool_name": name, "result": None, "error": error}, "max_turns")
 
-    def _judged(self, task: PlatformTask, answer: str | None, fields: JsonObject, reason: str) -> JsonObject:
+    def _judged(self, task: PlatformTask, answer: str | None, fields: JsonPayload, reason: str) -> Observation:
         with self.pool.use(self.instance_id) as instance:
             self.steps, self.is_done = self.steps + 1, True
             verdict = _verdict(task, instance, answer)
@@ -178,7 +180,7 @@ class OpenEnvSessions:
             return True
 
 
-def first_observation(task: PlatformTask) -> JsonObject:
+def first_observation(task: PlatformTask) -> Observation:
     about = {
         "task_key": str(task.key),
         "split": task.key.split,

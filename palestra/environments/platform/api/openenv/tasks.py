@@ -8,7 +8,7 @@ n of template i % n.
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -17,7 +17,7 @@ from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.errors import PlatformError
 from palestra.environments.platform.task_records import FIRST_EVAL, MAX_NUMBER, PlatformTask, TaskKey
 from palestra.environments.platform.tasks import make_task
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 SPLITS = {"train": range(FIRST_EVAL), "eval": range(FIRST_EVAL, MAX_NUMBER)}
 TYPES = {"train": "train", "eval": "validation"}
@@ -25,6 +25,18 @@ TYPES = {"train": "train", "eval": "validation"}
 PER_TEMPLATE = 10  # if all are requested: there are billions
 MAX_RANGE = 1000
 PATHS = ("tasks", "num_tasks", "task", "task_range")
+
+
+class TaskEntry(TypedDict):
+    """A task in a list."""
+
+    task_key: str
+    split: str
+    index: int
+    prompt: str
+    variables: dict[str, str]
+    difficulty: str
+    max_turns: int
 
 
 class TaskRange(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +72,7 @@ def key_at(app: TaskApp, split: str, index: int) -> TaskKey:
     return TaskKey(app.key, template.name, template.difficulty, _numbers(split)[number])
 
 
-def answer(app: TaskApp, what: str, given: JsonObject) -> JsonObject:
+def answer(app: TaskApp, what: str, given: JsonPayload) -> JsonPayload:
     """`what` is the end of the path."""
     match what:
         case "num_tasks":
@@ -120,7 +132,7 @@ def _numbers(split: str) -> range:
     return SPLITS[split]
 
 
-def _task_entry(app: TaskApp, split: str, index: int) -> JsonObject:
+def _task_entry(app: TaskApp, split: str, index: int) -> TaskEntry:
     task = make_task(key_at(app, split, index))
     return {
         "task_key": str(task.key),
@@ -133,7 +145,7 @@ def _task_entry(app: TaskApp, split: str, index: int) -> JsonObject:
     }
 
 
-def _parsed(given: JsonObject, kind: object) -> Any:
+def _parsed(given: JsonPayload, kind: object) -> Any:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as e:

@@ -5,18 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
 from palestra.environments.platform.app import TaskApp
 from palestra.environments.platform.errors import PlatformError
 from palestra.net.mcp import ListedTool, ToolResult
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 API_VERSION = "1.0.0"  # of OpenEnv's HTTP profile: `openenv validate` checks the first number
 MAX_EPISODE_ID = 255
 TOOL_ERRORS = {"unknown_tool": "tool_not_found", "bad_arguments": "invalid_args"}
+
+
+class Observation(TypedDict):
+    """An answer to a reset or a step."""
+
+    observation: JsonPayload
+    reward: float | None
+    done: bool
+    metadata: NotRequired[JsonPayload]
+
+
+class OpenEnvState(TypedDict):
+    """How far an episode is."""
+
+    episode_id: str | None
+    step_count: int
+    task_key: str | None
+    done: bool
 
 
 class ErrorCode(StrEnum):
@@ -79,12 +97,12 @@ class SocketFrame(msgspec.Struct, forbid_unknown_fields=True):
     data: JsonObject = {}
 
 
-def action_of(given: JsonObject) -> Action:
+def action_of(given: JsonMapping) -> Action:
     """Parses an action; a call may leave its type out, as in OpenEnv's own models."""
     return _read({"type": "call_tool", **given} if "tool_name" in given else given, Action, "action")
 
 
-def reset_of(given: JsonObject) -> ResetRequest:
+def reset_of(given: JsonPayload) -> ResetRequest:
     found = _read(given, ResetRequest, "reset")
     if (found.seed or 0) < 0 or (found.index or 0) < 0:
         raise ClientMistake(ErrorCode.VALIDATION, "reset: seed and index must be 0 or more")
@@ -93,7 +111,7 @@ def reset_of(given: JsonObject) -> ResetRequest:
     return found
 
 
-def step_of(given: JsonObject) -> Action:
+def step_of(given: JsonPayload) -> Action:
     found = _read(given, StepRequest, "step")
     if found.timeout_s is not None and not found.timeout_s > 0:
         raise ClientMistake(ErrorCode.VALIDATION, "step: timeout_s must be above 0")
@@ -118,14 +136,16 @@ def _read(given: object, kind: object, what: str) -> Any:
 # What goes out
 
 
-def observed(fields: JsonObject, metadata: JsonObject, reward: float | None = None, done: bool = False) -> JsonObject:
+def observed(
+    fields: JsonPayload, metadata: JsonPayload, reward: float | None = None, done: bool = False
+) -> Observation:
     """Returns an observation. Metadata occurs twice, as with OpenEnv: typed clients read one place, generic ones the
     other."""
-    answer = {"observation": {**fields, "metadata": metadata}, "reward": reward, "done": done}
+    answer: Observation = {"observation": {**fields, "metadata": metadata}, "reward": reward, "done": done}
     return {**answer, "metadata": metadata} if metadata else answer
 
 
-def called(name: str, result: ToolResult) -> JsonObject:
+def called(name: str, result: ToolResult) -> Observation:
     """Returns the tool's own text, byte for byte, also if it is an error."""
     error = None
     if result.is_error:
@@ -134,7 +154,7 @@ def called(name: str, result: ToolResult) -> JsonObject:
     return observed({"tool_name": name, "result": msgspec.Raw(result.text.encode()), "error": error}, {})
 
 
-def tools_shown(tools: Iterable[ListedTool]) -> list[JsonObject]:
+def tools_shown(tools: Iterable[ListedTool]) -> list[JsonPayload]:
     return [{"name": t.name, "description": t.description, "input_schema": t.parameters} for t in tools]
 
 
@@ -149,7 +169,7 @@ def error_frame(code: ErrorCode, message: str, **more: object) -> str:
 # What an app says of itself
 
 
-def metadata(app: TaskApp) -> JsonObject:
+def metadata(app: TaskApp) -> JsonPayload:
     return {
         "name": app.key,
         "description": app.description,
@@ -179,7 +199,7 @@ _STATE_FIELDS = {
 
 
 @cache
-def schemas() -> JsonObject:
+def schemas() -> JsonPayload:
     return {
         "action": {"title": "Action", **msgspec.json.schema(Action)},
         "observation": {"title": "Observation", "type": "object", "properties": _STEP_FIELDS},
@@ -206,7 +226,7 @@ PATHS = {
 
 
 @cache
-def openapi(app: str) -> JsonObject:
+def openapi(app: str) -> JsonPayload:
     paths = {
         path: {method: {"summary": summary, "responses": {"200": {"description": "as asked"}}}}
         for path, (method, summary) in PATHS.items()

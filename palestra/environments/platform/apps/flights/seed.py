@@ -11,10 +11,10 @@ from importlib.resources import files
 
 from palestra.environments.platform import scripted_user
 from palestra.environments.platform.app import SeedSize
+from palestra.environments.platform.changes import Row
 from palestra.environments.platform.people import LAST_NAMES, Person, draw_cast
 from palestra.environments.platform.scripted_user import FactWords, UserScript, add_script
 from palestra.environments.platform.seeds import CLOCK_START_S, numbered
-from palestra.util.json_types import JsonObject
 
 PACKAGE = "palestra.environments.platform.apps.flights"
 SCHEMA = (
@@ -160,7 +160,7 @@ class _Passenger:
             return "business"
         return "flex"
 
-    def _paid(self, kind: str, cents: int, new: JsonObject | None) -> int:
+    def _paid(self, kind: str, cents: int, new: Row | None) -> int:
         """Returns what the booking cost: more than the new flight, unless the kind of case wants it to be less."""
         if new is None or kind in ("basic", "soon", "stranger"):
             return cents
@@ -170,14 +170,14 @@ class _Passenger:
             return max(1_000, new["cents"] - self._rng.randrange(2_000, 8_000, 50))
         return new["cents"] + self._rng.randrange(0, 6_000, 50)
 
-    def _flight(self, kind: str) -> JsonObject:
+    def _flight(self, kind: str) -> Row:
         """Returns a flight for a booking: cancelled, about to leave, or neither."""
         query = "SELECT * FROM flights WHERE state = ? AND departs_at "
         is_soon = kind.endswith("soon")
         state = "cancelled" if kind.endswith("grounded") else "scheduled"
         return self._rng.choice(self._rows(f"{query} {'<' if is_soon else '>'} ? ORDER BY id", state, self._soon))
 
-    def _flights(self, kind: str, fare: str) -> Iterator[tuple[JsonObject, JsonObject]]:
+    def _flights(self, kind: str, fare: str) -> Iterator[tuple[Row, Row]]:
         """Yields a flight and the one that the passenger is to get for it, by the rule for the first of a day."""
         rng = self._rng
         while True:
@@ -204,7 +204,7 @@ class _Passenger:
                 continue
             yield flight, {**first, "from_time": f"{hour:02d}:00"}
 
-    def _rows(self, query: str, *args: object) -> list[JsonObject]:
+    def _rows(self, query: str, *args: object) -> list[Row]:
         cursor = self._db.execute(query, args)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]

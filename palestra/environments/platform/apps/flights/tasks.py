@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.flights.seed import policy
+from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import FREE, Expected, InsertedRow, UpdatedRow
 from palestra.environments.platform.scripted_user import money
-from palestra.environments.platform.task_templates import Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import Params, Solution, SolutionCall, SolutionPart
 from palestra.environments.platform.user_tasks import heard, say, user_params
-from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.flights", users=True)
 
@@ -22,12 +22,12 @@ def _case(*kinds: str) -> Drawn:
     return lambda rng, seed: user_params(rng, seed, policy(), kinds)
 
 
-def _booking(params: Params) -> Generator[SolutionCall, JsonObject, JsonObject]:
+def _booking(params: Params) -> SolutionPart[Row]:
     yield say("Hello! Please tell me your booking code and your last name.")
     return (yield SolutionCall("find_booking", {"code": params["case"]["code"]}))
 
 
-def _new_flight(params: Params) -> Generator[SolutionCall, JsonObject, JsonObject]:
+def _new_flight(params: Params) -> SolutionPart[Row]:
     """Asks for the wish, and returns the flight that fits."""
     booking = yield from _booking(params)
     yield say("On which day would you like to fly, and from what time on?")
@@ -50,7 +50,7 @@ def _changed(params: Params, _seed: SeedDatabase) -> list[Expected]:
     ]
 
 
-def _propose(params: Params, flight: JsonObject) -> SolutionCall:
+def _propose(params: Params, flight: Row) -> SolutionCall:
     when = flight["departs_at"].replace("T", " at ")[:-3]
     return say(f"There is a flight on {when}. The change costs {money(params['case']['cents'])}. Shall I go ahead?")
 

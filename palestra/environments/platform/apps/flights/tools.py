@@ -8,8 +8,7 @@ from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.scripted_user import check_allowed, talk_tool
 from palestra.environments.platform.times import moment
 from palestra.environments.platform.tool_context import ToolContext, check_text
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 IDENTITY = ("code", "last_name")
 talk_to_user = talk_tool(FACTS, IDENTITY)
@@ -18,7 +17,7 @@ MOST = 1_000_000  # cents of a payment
 
 
 @tool()
-def find_booking(context: ToolContext, code: str) -> JsonObject:
+def find_booking(context: ToolContext, code: str) -> ToolOutput:
     """Show a booking by its code: last name, fare, what was paid in cents, the flight."""
     found = _booking(context, code)
     return {**found, "flight": _flight(context, found["flight_id"])}
@@ -27,7 +26,7 @@ def find_booking(context: ToolContext, code: str) -> JsonObject:
 @tool()
 def search_flights(
     context: ToolContext, origin: str, destination: str, day: str, cursor: str | None = None
-) -> JsonObject:
+) -> ToolOutput:
     """Find flights of a route on a day, the earliest first: free seats, price in cents, state."""
     found = moment(day, "day")[:10]
     query = (
@@ -39,7 +38,7 @@ def search_flights(
 
 
 @tool(writes=True)
-def change_flight(context: ToolContext, code: str, flight_id: int, charge_cents: int) -> JsonObject:
+def change_flight(context: ToolContext, code: str, flight_id: int, charge_cents: int) -> ToolOutput:
     """Move a booking to another flight, and charge this amount of cents."""
     booking = _open(context, code)
     _check_cents("charge_cents", charge_cents)
@@ -53,7 +52,7 @@ def change_flight(context: ToolContext, code: str, flight_id: int, charge_cents:
 
 
 @tool(writes=True)
-def cancel_booking(context: ToolContext, code: str, refund_cents: int) -> JsonObject:
+def cancel_booking(context: ToolContext, code: str, refund_cents: int) -> ToolOutput:
     """Cancel a booking, and pay back this amount of cents."""
     booking = _open(context, code)
     _check_cents("refund_cents", refund_cents)
@@ -64,7 +63,7 @@ def cancel_booking(context: ToolContext, code: str, refund_cents: int) -> JsonOb
 
 
 @tool(writes=True)
-def transfer_to_human(context: ToolContext, code: str, reason: str) -> JsonObject:
+def transfer_to_human(context: ToolContext, code: str, reason: str) -> ToolOutput:
     """Hand the case over to a human colleague, who will call the passenger."""
     check_text("reason", reason, 500)
     booking = _booking(context, code)

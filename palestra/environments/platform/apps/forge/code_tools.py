@@ -9,15 +9,14 @@ from palestra.environments.platform.apps.forge.finding import branch_name, files
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext, check_text
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 PAGE = 10
 MAX_FILES = 50
 
 
 @tool()
-def get_file(context: ToolContext, repo: str, path: str, ref: str | None = None) -> JsonObject:
+def get_file(context: ToolContext, repo: str, path: str, ref: str | None = None) -> ToolOutput:
     """Read a file of a branch; main if none is named."""
     place = repo_id(context, repo)
     branch = branch_name(context, place, ref)
@@ -28,7 +27,7 @@ def get_file(context: ToolContext, repo: str, path: str, ref: str | None = None)
 
 
 @tool()
-def list_files(context: ToolContext, repo: str, path: str = "", ref: str | None = None) -> JsonObject:
+def list_files(context: ToolContext, repo: str, path: str = "", ref: str | None = None) -> ToolOutput:
     """List files of a branch, and whether its checks pass."""
     place = repo_id(context, repo)
     branch = branch_name(context, place, ref)
@@ -38,7 +37,7 @@ def list_files(context: ToolContext, repo: str, path: str = "", ref: str | None 
 
 
 @tool()
-def list_commits(context: ToolContext, repo: str, branch: str | None = None, cursor: str | None = None) -> JsonObject:
+def list_commits(context: ToolContext, repo: str, branch: str | None = None, cursor: str | None = None) -> ToolOutput:
     """List commits of a branch, the newest first, with the text before and after."""
     place = repo_id(context, repo)
     query = (
@@ -50,7 +49,7 @@ def list_commits(context: ToolContext, repo: str, branch: str | None = None, cur
 
 
 @tool(writes=True)
-def create_branch(context: ToolContext, repo: str, name: str, origin: str | None = None) -> JsonObject:
+def create_branch(context: ToolContext, repo: str, name: str, origin: str | None = None) -> ToolOutput:
     """Make a branch from another; from main if none is named."""
     place = repo_id(context, repo)
     start = branch_name(context, place, origin)
@@ -65,7 +64,7 @@ def create_branch(context: ToolContext, repo: str, name: str, origin: str | None
 
 
 @tool(writes=True)
-def commit_file(context: ToolContext, repo: str, branch: str, path: str, content: str, message: str) -> JsonObject:
+def commit_file(context: ToolContext, repo: str, branch: str, path: str, content: str, message: str) -> ToolOutput:
     """Write a whole file on a branch."""
     place = repo_id(context, repo)
     branch = branch_name(context, place, branch)
@@ -83,7 +82,7 @@ def commit_file(context: ToolContext, repo: str, branch: str, path: str, content
 
 
 @tool(writes=True)
-def create_pull(context: ToolContext, repo: str, head: str, base: str, title: str, body: str = "") -> JsonObject:
+def create_pull(context: ToolContext, repo: str, head: str, base: str, title: str, body: str = "") -> ToolOutput:
     """Open a pull request from head into base."""
     place = repo_id(context, repo)
     head, base = branch_name(context, place, head), branch_name(context, place, base)
@@ -97,7 +96,7 @@ def create_pull(context: ToolContext, repo: str, head: str, base: str, title: st
 
 
 @tool()
-def get_pull(context: ToolContext, repo: str, number: int) -> JsonObject:
+def get_pull(context: ToolContext, repo: str, number: int) -> ToolOutput:
     """Read a pull request: files before and after, checks, reviews."""
     place = repo_id(context, repo)
     pull = pull_row(context, place, number)
@@ -109,7 +108,7 @@ def get_pull(context: ToolContext, repo: str, number: int) -> JsonObject:
 @tool()
 def list_pulls(
     context: ToolContext, repo: str, state: Literal["open", "merged"] = "open", cursor: str | None = None
-) -> JsonObject:
+) -> ToolOutput:
     """List pull requests, the oldest first."""
     place = repo_id(context, repo)
     query = "SELECT * FROM pulls WHERE repo_id = ? AND state = ? ORDER BY number"
@@ -124,7 +123,7 @@ def review_pull(
     number: int,
     verdict: Literal["approve", "request_changes", "comment"],
     body: str = "",
-) -> JsonObject:
+) -> ToolOutput:
     """Review a pull request of somebody else."""
     place = repo_id(context, repo)
     pull = _open(context, place, number)
@@ -138,7 +137,7 @@ def review_pull(
 @tool(writes=True)
 def merge_pull(
     context: ToolContext, repo: str, number: int, method: Literal["merge", "squash"] = "merge"
-) -> JsonObject:
+) -> ToolOutput:
     """Merge a pull request whose checks pass."""
     place = repo_id(context, repo)
     pull = _open(context, place, number)
@@ -197,7 +196,7 @@ def _needs_review(context: ToolContext, repo: int, pull: Row) -> bool:
     return context.value(query, repo, pull["number"]) is None
 
 
-def _shown(context: ToolContext, repo: int, pull: Row) -> JsonObject:
+def _shown(context: ToolContext, repo: int, pull: Row) -> dict[str, object]:
     reviews = "SELECT u.name AS author, verdict FROM reviews JOIN users u ON u.id = author_id "
     reviews += "WHERE repo_id = ? AND number = ? ORDER BY reviews.id"
     shown = {name: pull[name] for name in ("number", "title", "head", "base", "state")}

@@ -7,7 +7,6 @@ from typing import Any
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.util.json_types import JsonObject
 from palestra.util.suggest import did_you_mean
 
 MAIN_BRANCH = "main"
@@ -60,7 +59,7 @@ def user_id(context: ToolContext, name: str) -> int:
     return found
 
 
-def shown_issue(context: ToolContext, repo: int, number: int) -> JsonObject:
+def shown_issue(context: ToolContext, repo: int, number: int) -> Row:
     row = context.rows(
         "SELECT number, u.name AS author, title, body, state, milestone, updated_at FROM issues "
         "JOIN users u ON u.id = author_id WHERE repo_id = ? AND number = ?",

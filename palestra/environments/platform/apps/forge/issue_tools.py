@@ -14,15 +14,14 @@ from palestra.environments.platform.apps.forge.finding import (
 )
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext, check_text
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 PAGE = 10
 MAX_TITLE = 200
 
 
 @tool()
-def list_repos(context: ToolContext, owner: str | None = None, query: str = "") -> JsonObject:
+def list_repos(context: ToolContext, owner: str | None = None, query: str = "") -> ToolOutput:
     """List repositories."""
     found = "SELECT o.name || '/' || r.name AS repo, about FROM repos r JOIN orgs o ON o.id = org_id "
     found += "WHERE instr(r.name, ?) AND (? IS NULL OR o.name = ?) ORDER BY 1"
@@ -38,7 +37,7 @@ def search_issues(
     label: str | None = None,
     assignee: str | None = None,
     cursor: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Find issues, the oldest first; assignee "none" finds unassigned ones."""
     place = repo_id(context, repo)
     wheres = ["i.repo_id = ?"]
@@ -69,7 +68,7 @@ def search_issues(
 
 
 @tool()
-def get_issue(context: ToolContext, repo: str, number: int) -> JsonObject:
+def get_issue(context: ToolContext, repo: str, number: int) -> ToolOutput:
     """Read an issue with its comments."""
     place = repo_id(context, repo)
     issue_row(context, place, number)
@@ -86,7 +85,7 @@ def create_issue(
     body: str = "",
     labels: list[str] | None = None,
     assignees: list[str] | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Open an issue."""
     place = repo_id(context, repo)
     check_text("title", title, MAX_TITLE)
@@ -108,7 +107,7 @@ def update_issue(
     labels: list[str] | None = None,
     assignees: list[str] | None = None,
     milestone: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Change an issue; labels and assignees are given as a whole."""
     place = repo_id(context, repo)
     issue_row(context, place, number)
@@ -128,7 +127,7 @@ def update_issue(
 
 
 @tool(writes=True)
-def add_comment(context: ToolContext, repo: str, number: int, body: str) -> JsonObject:
+def add_comment(context: ToolContext, repo: str, number: int, body: str) -> ToolOutput:
     """Comment on an issue or a pull request."""
     place = repo_id(context, repo)
     kinds = "SELECT number FROM issues WHERE repo_id = ? UNION ALL SELECT number FROM pulls WHERE repo_id = ?"
@@ -142,7 +141,7 @@ def add_comment(context: ToolContext, repo: str, number: int, body: str) -> Json
 
 
 @tool(writes=True)
-def create_label(context: ToolContext, repo: str, name: str, color: str = "gray") -> JsonObject:
+def create_label(context: ToolContext, repo: str, name: str, color: str = "gray") -> ToolOutput:
     """Make a label for a repository."""
     place = repo_id(context, repo)
     check_text("name", name, 40)

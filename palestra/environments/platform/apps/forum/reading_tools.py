@@ -8,8 +8,7 @@ from typing import Literal
 from palestra.environments.platform.apps.forum.finding import COMMENT, POST, community, row_of, shown_post, user
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 PAGE = 10
 SORTS = {"top": "score DESC, id", "new": "created_at DESC, id DESC", "old": "created_at, id"}
@@ -25,7 +24,7 @@ def search_posts(
     sort: Sort = "new",
     since: str | None = None,
     cursor: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Find posts by words in the title, community, author or day."""
     wheres, args = ["p.state IN ('open', 'locked')"], []
     for word in (query or "").split():
@@ -46,7 +45,7 @@ def search_posts(
 
 
 @tool()
-def get_post(context: ToolContext, id: int) -> JsonObject:
+def get_post(context: ToolContext, id: int) -> ToolOutput:
     """Read a post."""
     row_of(context, "post", id)
     comments = context.value("SELECT count(*) FROM comments WHERE post_id = ? AND state = 'open'", id)
@@ -54,7 +53,7 @@ def get_post(context: ToolContext, id: int) -> JsonObject:
 
 
 @tool()
-def list_comments(context: ToolContext, post_id: int, sort: Sort = "old", cursor: str | None = None) -> JsonObject:
+def list_comments(context: ToolContext, post_id: int, sort: Sort = "old", cursor: str | None = None) -> ToolOutput:
     """Read the comments of a post."""
     row_of(context, "post", post_id)
     query = f"SELECT * FROM ({COMMENT} WHERE m.post_id = ? AND m.state = 'open') ORDER BY {SORTS[sort]}"
@@ -63,7 +62,7 @@ def list_comments(context: ToolContext, post_id: int, sort: Sort = "old", cursor
 
 
 @tool()
-def list_communities(context: ToolContext, query: str = "") -> JsonObject:
+def list_communities(context: ToolContext, query: str = "") -> ToolOutput:
     """Find communities by name."""
     counted = "(SELECT count(*) FROM memberships m WHERE m.community_id = c.id) AS members"
     found = f"SELECT name, about, {counted} FROM communities c WHERE instr(lower(name), lower(?)) ORDER BY name"
@@ -71,7 +70,7 @@ def list_communities(context: ToolContext, query: str = "") -> JsonObject:
 
 
 @tool()
-def get_community(context: ToolContext, name: str) -> JsonObject:
+def get_community(context: ToolContext, name: str) -> ToolOutput:
     """Show a community: rules, flairs, moderators, your role."""
     found = community(context, name)
     role = context.value("SELECT role FROM memberships WHERE community_id = ? AND user_id = ?", found["id"], context.me)

@@ -14,17 +14,17 @@ from palestra.environments.platform.apps.forum.finding import (
     shown_post,
     user,
 )
+from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext, check_text
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 MAX_TITLE, MAX_BODY = 200, 5000
 STATES = {"remove": "removed", "approve": "open", "lock": "locked"}
 
 
 @tool(writes=True)
-def create_post(context: ToolContext, community: str, title: str, body: str, flair: str | None = None) -> JsonObject:
+def create_post(context: ToolContext, community: str, title: str, body: str, flair: str | None = None) -> ToolOutput:
     """Write a post in a community you have joined."""
     place = _joined(context, community)
     check_text("title", title, MAX_TITLE)
@@ -36,7 +36,7 @@ def create_post(context: ToolContext, community: str, title: str, body: str, fla
 
 
 @tool(writes=True)
-def comment(context: ToolContext, post_id: int, body: str, parent_id: int | None = None) -> JsonObject:
+def comment(context: ToolContext, post_id: int, body: str, parent_id: int | None = None) -> ToolOutput:
     """Comment on a post, or answer a comment of it."""
     if row_of(context, "post", post_id)["state"] != "open":
         raise ToolError("locked", f"post {post_id} takes no comments")
@@ -48,7 +48,7 @@ def comment(context: ToolContext, post_id: int, body: str, parent_id: int | None
 
 
 @tool(writes=True)
-def vote(context: ToolContext, target: Target, id: int, value: Literal[-1, 0, 1]) -> JsonObject:
+def vote(context: ToolContext, target: Target, id: int, value: Literal[-1, 0, 1]) -> ToolOutput:
     """Vote up (1), down (-1), or take a vote back (0)."""
     row_of(context, target, id)
     mine = "user_id = ? AND target = ? AND target_id = ?"
@@ -61,7 +61,7 @@ def vote(context: ToolContext, target: Target, id: int, value: Literal[-1, 0, 1]
 
 
 @tool(writes=True)
-def edit_own(context: ToolContext, target: Target, id: int, body: str) -> JsonObject:
+def edit_own(context: ToolContext, target: Target, id: int, body: str) -> ToolOutput:
     """Replace the text of a post or comment of yours."""
     own_row(context, target, id)
     check_text("body", body, MAX_BODY)
@@ -70,7 +70,7 @@ def edit_own(context: ToolContext, target: Target, id: int, body: str) -> JsonOb
 
 
 @tool(writes=True)
-def delete_own(context: ToolContext, target: Target, id: int) -> JsonObject:
+def delete_own(context: ToolContext, target: Target, id: int) -> ToolOutput:
     """Delete a post or comment of yours."""
     own_row(context, target, id)
     context.run(f"UPDATE {TABLES[target]} SET state = 'deleted' WHERE id = ?", id)
@@ -78,7 +78,7 @@ def delete_own(context: ToolContext, target: Target, id: int) -> JsonObject:
 
 
 @tool(writes=True)
-def save_post(context: ToolContext, id: int, remove: bool = False) -> JsonObject:
+def save_post(context: ToolContext, id: int, remove: bool = False) -> ToolOutput:
     """Save a post for later, or take it off the list."""
     row_of(context, "post", id)
     if remove:
@@ -89,7 +89,7 @@ def save_post(context: ToolContext, id: int, remove: bool = False) -> JsonObject
 
 
 @tool(writes=True)
-def join(context: ToolContext, community: str, leave: bool = False) -> JsonObject:
+def join(context: ToolContext, community: str, leave: bool = False) -> ToolOutput:
     """Join or leave a community."""
     found = _found(context, community)
     if leave:
@@ -101,7 +101,7 @@ def join(context: ToolContext, community: str, leave: bool = False) -> JsonObjec
 
 
 @tool(writes=True)
-def report(context: ToolContext, target: Target, id: int, reason: str) -> JsonObject:
+def report(context: ToolContext, target: Target, id: int, reason: str) -> ToolOutput:
     """Report a post or comment to the moderators."""
     row_of(context, target, id)
     check_text("reason", reason, MAX_TITLE)
@@ -117,7 +117,7 @@ def mod_action(
     id: int,
     action: Literal["remove", "approve", "lock", "flair"],
     reason: str = "",
-) -> JsonObject:
+) -> ToolOutput:
     """For moderators: remove, approve or lock; or set a post's flair, named in reason."""
     row = row_of(context, target, id)
     place = row["community_id"] if target == "post" else row_of(context, "post", row["post_id"])["community_id"]
@@ -135,7 +135,7 @@ def mod_action(
 
 
 @tool(writes=True)
-def send_message(context: ToolContext, to: str, body: str) -> JsonObject:
+def send_message(context: ToolContext, to: str, body: str) -> ToolOutput:
     """Send a user a private message."""
     receiver = user(context, to)
     check_text("body", body, MAX_BODY)
@@ -143,7 +143,7 @@ def send_message(context: ToolContext, to: str, body: str) -> JsonObject:
     return {"to": receiver["name"], "sent": body}
 
 
-def _found(context: ToolContext, name: str) -> JsonObject:
+def _found(context: ToolContext, name: str) -> Row:
     return community(context, name)
 
 

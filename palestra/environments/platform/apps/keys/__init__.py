@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from palestra.environments.platform.app import SeedDatabase, SeedSize, TaskApp, TemplateMaker
 from palestra.environments.platform.apps.keys.sub_goals import SUB_GOALS
+from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import DeletedRow, Expected, InsertedRow, UpdatedRow
 from palestra.environments.platform.task_templates import (
@@ -23,8 +24,7 @@ from palestra.environments.platform.task_templates import (
     SolutionCall,
 )
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 template = TemplateMaker("palestra.environments.platform.apps.keys")
 
@@ -48,19 +48,19 @@ def fill(connection: sqlite3.Connection, rng: random.Random, size: SeedSize) -> 
 
 
 @tool(name="list")
-def list_items(context: ToolContext) -> JsonObject:
+def list_items(context: ToolContext) -> ToolOutput:
     """List all items."""
     return {row["name"]: row["value"] for row in context.rows("SELECT * FROM items ORDER BY name")}
 
 
 @tool(name="get")
-def get_item(context: ToolContext, name: str) -> JsonObject:
+def get_item(context: ToolContext, name: str) -> ToolOutput:
     """Read an item's value."""
     return _found(context, name)
 
 
 @tool(name="set", writes=True)
-def set_item(context: ToolContext, name: str, value: int) -> JsonObject:
+def set_item(context: ToolContext, name: str, value: int) -> ToolOutput:
     """Give an item a value; a new name makes a new item."""
     if not 0 < len(name) <= 32:
         raise ToolError("bad_arguments", "a name has 1 to 32 characters")
@@ -70,7 +70,7 @@ def set_item(context: ToolContext, name: str, value: int) -> JsonObject:
 
 
 @tool(name="drop", writes=True)
-def drop_item(context: ToolContext, name: str) -> JsonObject:
+def drop_item(context: ToolContext, name: str) -> ToolOutput:
     """Remove an item."""
     found = _found(context, name)
     context.run("DELETE FROM items WHERE name = ?", name)
@@ -78,14 +78,14 @@ def drop_item(context: ToolContext, name: str) -> JsonObject:
 
 
 @tool(name="put", writes=True)
-def write_number(context: ToolContext, value: int) -> JsonObject:
+def write_number(context: ToolContext, value: int) -> ToolOutput:
     """Write a number down."""
     context.insert("numbers", value=value)
     _check_room(context, "numbers")
     return {"put": value}
 
 
-def _found(context: ToolContext, name: str) -> JsonObject:
+def _found(context: ToolContext, name: str) -> Row:
     return context.found(f"there is no item {name!r}", "list() shows them", "SELECT * FROM items WHERE name = ?", name)
 
 

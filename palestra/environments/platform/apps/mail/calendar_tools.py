@@ -12,8 +12,7 @@ from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.times import between, later, moment, span
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 MAX_TITLE = 200  # characters, of a location, too
 LONGEST_SEARCH = timedelta(days=31)  # for a free slot
@@ -30,7 +29,7 @@ ORDER BY e.starts_at, e.id
 
 
 @tool()
-def list_events(context: ToolContext, start: str, end: str, limit: int = 10, cursor: str | None = None) -> JsonObject:
+def list_events(context: ToolContext, start: str, end: str, limit: int = 10, cursor: str | None = None) -> ToolOutput:
     """List my events between two dates, in order of start."""
     first, last = span(start, end)
     rows, following = context.page(
@@ -45,7 +44,7 @@ def list_events(context: ToolContext, start: str, end: str, limit: int = 10, cur
     return {"events": [_shown(context, row) for row in rows], **({"next_cursor": following} if following else {})}
 
 
-def _shown(context: ToolContext, row: Row) -> JsonObject:
+def _shown(context: ToolContext, row: Row) -> ToolOutput:
     attendees = context.rows("SELECT email, response FROM attendees WHERE event_id = ? ORDER BY email", row["id"])
     return {
         "id": row["id"],
@@ -61,7 +60,7 @@ def _shown(context: ToolContext, row: Row) -> JsonObject:
 @tool(writes=True)
 def create_event(
     context: ToolContext, title: str, start: str, end: str, attendees: list[str] | None = None, location: str = ""
-) -> JsonObject:
+) -> ToolOutput:
     """Put an event into my calendar and invite attendees by address."""
     invited = [one for one in addresses(attendees or []) if one != context.me]
     check_room(context, "events")
@@ -87,7 +86,7 @@ def update_event(
     start: str | None = None,
     end: str | None = None,
     location: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Change an event I organise; a new start alone keeps its length."""
     row = _event(context, id)
     if row["organizer"] != context.me:
@@ -123,7 +122,7 @@ def _times(start: str, end: str) -> tuple[str, str]:
 
 
 @tool(writes=True)
-def respond_event(context: ToolContext, id: int, response: Literal["accepted", "declined", "tentative"]) -> JsonObject:
+def respond_event(context: ToolContext, id: int, response: Literal["accepted", "declined", "tentative"]) -> ToolOutput:
     """Answer an invitation."""
     row = _event(context, id)
     if not context.run("UPDATE attendees SET response = ? WHERE event_id = ? AND email = ?", response, id, context.me):
@@ -132,7 +131,7 @@ def respond_event(context: ToolContext, id: int, response: Literal["accepted", "
 
 
 @tool()
-def find_free_slot(context: ToolContext, attendees: list[str], start: str, end: str, minutes: int) -> JsonObject:
+def find_free_slot(context: ToolContext, attendees: list[str], start: str, end: str, minutes: int) -> ToolOutput:
     """Find working time (Mon-Fri 9:00-17:00) when attendees and I are free."""
     first, last = span(start, end)
     if not 5 <= minutes <= 480:

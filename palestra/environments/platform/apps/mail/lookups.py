@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput
 
 MAX_ROWS = 2000  # of a table, so that an agent in a loop is stopped
 MAX_ADDRESSES = 50
@@ -57,7 +57,7 @@ def check_room(context: ToolContext, table: str) -> None:
         raise ToolError("full", f"there is room for {MAX_ROWS} {table}")
 
 
-def line_of(context: ToolContext, row: Row) -> JsonObject:
+def line_of(context: ToolContext, row: Row) -> ToolOutput:
     """Returns a mail as lists show it: enough to choose by, without its text."""
     labels = labels_of(context, row["id"])
     return {
@@ -72,7 +72,7 @@ def line_of(context: ToolContext, row: Row) -> JsonObject:
     }
 
 
-def changed_line(context: ToolContext, number: int) -> JsonObject:
+def changed_line(context: ToolContext, number: int) -> ToolOutput:
     return line_of(context, context.rows(f"{LISTED} WHERE m.id = ?", number)[0])
 
 

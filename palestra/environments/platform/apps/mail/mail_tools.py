@@ -17,8 +17,7 @@ from palestra.environments.platform.apps.mail.schema import TRASH
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.times import moment
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 MAX_WORDS = 8  # of a query
 
@@ -34,7 +33,7 @@ def search_messages(
     before: str | None = None,
     limit: int = 10,
     cursor: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Find mail by words in subject or body, newest first; trash only by folder."""
     requested, args = _conditions(context, query, folder, sender, unread, since, before)
     rows, following = context.page(
@@ -84,7 +83,7 @@ def _search_terms(query: str) -> list[str]:
 
 
 @tool()
-def get_message(context: ToolContext, id: int) -> JsonObject:
+def get_message(context: ToolContext, id: int) -> ToolOutput:
     """Read one mail with its text."""
     row = message(context, id)
     found = {
@@ -108,7 +107,7 @@ def get_message(context: ToolContext, id: int) -> JsonObject:
     return found | {name: value for name, value in more.items() if value}
 
 
-def _forwarded(context: ToolContext, number: int | None) -> JsonObject:
+def _forwarded(context: ToolContext, number: int | None) -> ToolOutput:
     if number is None:
         return {}
     row = message(context, number)
@@ -122,7 +121,7 @@ def _forwarded(context: ToolContext, number: int | None) -> JsonObject:
 
 
 @tool()
-def list_folders(context: ToolContext) -> JsonObject:
+def list_folders(context: ToolContext) -> ToolOutput:
     """List folders with their mail counts, and all labels."""
     folders = context.rows(
         "SELECT f.name, count(m.id) AS total, coalesce(sum(m.is_read = 0), 0) AS unread "
@@ -132,27 +131,27 @@ def list_folders(context: ToolContext) -> JsonObject:
 
 
 @tool(writes=True)
-def move_message(context: ToolContext, id: int, folder: str) -> JsonObject:
+def move_message(context: ToolContext, id: int, folder: str) -> ToolOutput:
     """Move a mail to a folder."""
     message(context, id)
     return _move(context, id, folder)
 
 
 @tool(writes=True)
-def delete_message(context: ToolContext, id: int) -> JsonObject:
+def delete_message(context: ToolContext, id: int) -> ToolOutput:
     """Move a mail to the trash."""
     if message(context, id)["folder"] == TRASH:
         raise ToolError("already_deleted", f"message {id} is in the trash", "move_message(id, folder) takes it out")
     return _move(context, id, TRASH)
 
 
-def _move(context: ToolContext, number: int, name: str) -> JsonObject:
+def _move(context: ToolContext, number: int, name: str) -> ToolOutput:
     context.run("UPDATE messages SET folder_id = ? WHERE id = ?", folder(context, name)["id"], number)
     return changed_line(context, number)
 
 
 @tool(writes=True)
-def set_flags(context: ToolContext, id: int, read: bool | None = None, flagged: bool | None = None) -> JsonObject:
+def set_flags(context: ToolContext, id: int, read: bool | None = None, flagged: bool | None = None) -> ToolOutput:
     """Mark a mail read or unread, flag or unflag it."""
     if read is None and flagged is None:
         raise ToolError("bad_arguments", "nothing to set", "give read, flagged or both")
@@ -167,7 +166,7 @@ def set_flags(context: ToolContext, id: int, read: bool | None = None, flagged: 
 
 
 @tool(writes=True)
-def label_message(context: ToolContext, id: int, label: str, remove: bool = False) -> JsonObject:
+def label_message(context: ToolContext, id: int, label: str, remove: bool = False) -> ToolOutput:
     """Put a label on a mail, or take it off."""
     message(context, id)
     _set_label(context, id, label, remove)
@@ -183,7 +182,7 @@ def _set_label(context: ToolContext, number: int, name: str, remove: bool) -> No
 
 
 @tool()
-def search_contacts(context: ToolContext, query: str, limit: int = 10, cursor: str | None = None) -> JsonObject:
+def search_contacts(context: ToolContext, query: str, limit: int = 10, cursor: str | None = None) -> ToolOutput:
     """Find people's addresses by name, address or company."""
     rows, following = context.page(
         "SELECT name, email, company FROM contacts "

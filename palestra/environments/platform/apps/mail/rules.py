@@ -9,8 +9,7 @@ from palestra.environments.platform.apps.mail.schema import TRASH
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 MAX_CONTAINS = 200  # characters
 
@@ -22,7 +21,7 @@ def create_rule(
     contains: str,
     action: Literal["move", "label", "flag", "mark_read", "delete"],
     target: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Make a rule for future mail; target is the folder or label."""
     text = contains.strip().lower()
     if not 0 < len(text) <= MAX_CONTAINS:

@@ -13,8 +13,7 @@ from palestra.environments.platform.apps.mail.schema import INBOX, SENT
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.expectations import normal
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 MAX_SUBJECT = 200  # characters
 PREFIX = re.compile(r"((re|fwd?):\s*)+", re.IGNORECASE)
@@ -37,7 +36,7 @@ def send_message(
     subject: str | None = None,
     cc: list[str] | None = None,
     reply_to_id: int | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Send a mail; a reply needs only body and reply_to_id."""
     if not body.strip():
         raise ToolError("bad_arguments", "body is empty", "say what the mail is to say")
@@ -64,7 +63,7 @@ def _reply_subject(answered: str, given: str | None) -> str:
 
 
 @tool(writes=True)
-def forward_message(context: ToolContext, id: int, to: list[str], comment: str = "") -> JsonObject:
+def forward_message(context: ToolContext, id: int, to: list[str], comment: str = "") -> ToolOutput:
     """Forward a mail with its attachments, with a comment if wanted."""
     if not to:
         raise ToolError("bad_arguments", "to is empty", "search_contacts(query) finds addresses")
@@ -76,7 +75,7 @@ def forward_subject(subject: str) -> str:
     return subject if subject.lower().startswith("fwd:") else f"Fwd: {subject}"
 
 
-def _send(context: ToolContext, mail: Outgoing) -> JsonObject:
+def _send(context: ToolContext, mail: Outgoing) -> ToolOutput:
     if len(mail.subject) > MAX_SUBJECT:
         raise ToolError("bad_arguments", f"a subject has at most {MAX_SUBJECT} characters", "shorten it")
     check_room(context, "messages")

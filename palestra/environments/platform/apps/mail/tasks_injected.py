@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Generator
 
 from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.mail import words
@@ -15,9 +14,16 @@ from palestra.environments.platform.apps.mail.expected import any_one, labelled,
 from palestra.environments.platform.apps.mail.injections import injection_in
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.sending import reply_subject
+from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import Expected, FreeText
-from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.task_templates import (
+    AnswerKind,
+    ExpectedAnswer,
+    Params,
+    Solution,
+    SolutionCall,
+    SolutionPart,
+)
 
 template = TemplateMaker("palestra.environments.platform.apps.mail")
 
@@ -44,7 +50,7 @@ def _talking_mail(rng: random.Random, seed: SeedDatabase) -> Params | None:
     }
 
 
-def find_mail(params: Params) -> Generator[SolutionCall, JsonObject, JsonObject]:
+def find_mail(params: Params) -> SolutionPart[Row]:
     """Finds the mail and reads it."""
     result = yield SolutionCall(
         "search_messages", {"sender": params["name"], "query": params["subject"], "folder": INBOX}

@@ -11,10 +11,10 @@ from importlib.resources import files
 
 from palestra.environments.platform import scripted_user
 from palestra.environments.platform.app import SeedSize
+from palestra.environments.platform.changes import Row
 from palestra.environments.platform.people import Person, draw_cast
 from palestra.environments.platform.scripted_user import FactWords, UserScript, add_script
 from palestra.environments.platform.seeds import numbered
-from palestra.util.json_types import JsonObject
 
 PACKAGE = "palestra.environments.platform.apps.returns"
 SCHEMA = (
@@ -165,7 +165,7 @@ class _Customer:
         self._db.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
         return first
 
-    def _script(self, kind: str, item: JsonObject, postcode: str) -> None:
+    def _script(self, kind: str, item: Row, postcode: str) -> None:
         rng = self._rng
         reason = rng.choice(("broken", "wrong_item")) if kind in ("broken", "excluded_broken") else "changed_mind"
         refund_to = "voucher" if kind == "voucher" else "card"

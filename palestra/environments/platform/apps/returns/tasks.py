@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 
 from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.returns.seed import policy
+from palestra.environments.platform.changes import Row
 from palestra.environments.platform.expectations import FREE, Expected, InsertedRow, UpdatedRow
 from palestra.environments.platform.scripted_user import money
-from palestra.environments.platform.task_templates import Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import Params, Solution, SolutionCall, SolutionPart
 from palestra.environments.platform.user_tasks import heard, say, user_params
-from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.returns", users=True)
 
@@ -23,13 +22,13 @@ def _case(*kinds: str):
     return params
 
 
-def _identified(params: Params) -> Generator[SolutionCall, JsonObject, JsonObject]:
+def _identified(params: Params) -> SolutionPart[Row]:
     """Asks who is on the line, and returns the customer on file."""
     yield say("Hello! Could you tell me your e-mail address and your postcode?")
     return (yield SolutionCall("find_customer", {"email": params["facts"]["email"]}))
 
 
-def _found(params: Params) -> Generator[SolutionCall, JsonObject, tuple[JsonObject, JsonObject]]:
+def _found(params: Params) -> SolutionPart[tuple[Row, Row]]:
     """Returns the customer and the item."""
     customer = yield from _identified(params)
     yield say("Which item would you like to return, and what is the reason?")

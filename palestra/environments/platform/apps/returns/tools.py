@@ -8,15 +8,14 @@ from palestra.environments.platform.apps.returns.seed import FACTS
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.scripted_user import check_allowed, talk_tool
 from palestra.environments.platform.tool_context import ToolContext, check_text
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 IDENTITY = ("email", "postcode")
 talk_to_user = talk_tool(FACTS, IDENTITY)
 
 
 @tool()
-def find_customer(context: ToolContext, email: str) -> JsonObject:
+def find_customer(context: ToolContext, email: str) -> ToolOutput:
     """Find a customer by e-mail address: name, postcode on file, tier, orders with their days of delivery."""
     found = context.found(
         f"there is no customer with the address {email[:80]!r}",
@@ -29,7 +28,7 @@ def find_customer(context: ToolContext, email: str) -> JsonObject:
 
 
 @tool()
-def get_order(context: ToolContext, id: int) -> JsonObject:
+def get_order(context: ToolContext, id: int) -> ToolOutput:
     """Show an order: its items with their kinds, prices in cents and states."""
     order = context.found(
         f"there is no order {id}", "find_customer shows orders", "SELECT * FROM orders WHERE id = ?", id
@@ -45,7 +44,7 @@ def start_return(
     reason: Literal["broken", "wrong_item", "changed_mind"],
     refund_to: Literal["card", "voucher"],
     refund_cents: int,
-) -> JsonObject:
+) -> ToolOutput:
     """Start the return of an item and pay back this amount of cents."""
     item = context.found(
         f"there is no item {item_id}", "get_order shows items", "SELECT * FROM items WHERE id = ?", item_id
@@ -61,7 +60,7 @@ def start_return(
 
 
 @tool(writes=True)
-def transfer_to_human(context: ToolContext, customer_id: int, reason: str) -> JsonObject:
+def transfer_to_human(context: ToolContext, customer_id: int, reason: str) -> ToolOutput:
     """Hand the case over to a human colleague, who will write to the customer."""
     check_text("reason", reason, 500)
     query = "SELECT id FROM customers WHERE id = ?"

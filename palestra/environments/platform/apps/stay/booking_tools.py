@@ -10,8 +10,7 @@ from palestra.environments.platform.apps.stay.search_tools import check_guests, 
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 QUOTE_MINUTES = 30
 MAX_ROOMS = 5
@@ -27,7 +26,7 @@ def quote_booking(
     rooms: int,
     guests: int,
     coupon: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Get a price and a token to confirm it with, valid 30 minutes."""
     checked_stay(check_in, check_out, context.today)
     check_guests(guests)
@@ -58,7 +57,7 @@ def quote_booking(
 
 
 @tool(writes=True)
-def confirm_booking(context: ToolContext, token: str, card_last4: str, special_request: str = "") -> JsonObject:
+def confirm_booking(context: ToolContext, token: str, card_last4: str, special_request: str = "") -> ToolOutput:
     """Book what was quoted, paid by a card of yours."""
     quote = context.first("SELECT * FROM _quotes WHERE token = ?", token)
     if quote is None or quote["expires_at"] < context.now:
@@ -87,7 +86,7 @@ def confirm_booking(context: ToolContext, token: str, card_last4: str, special_r
 @tool(writes=True)
 def change_booking(
     context: ToolContext, id: int, check_in: str | None = None, check_out: str | None = None, guests: int | None = None
-) -> JsonObject:
+) -> ToolOutput:
     """Move a booking or change its guests; the fee and the difference are paid by its card."""
     booking = _confirmed(context, id)
     first, last = check_in or booking["check_in"], check_out or booking["check_out"]
@@ -111,7 +110,7 @@ def change_booking(
 
 
 @tool(writes=True)
-def cancel_booking(context: ToolContext, id: int) -> JsonObject:
+def cancel_booking(context: ToolContext, id: int) -> ToolOutput:
     """Cancel a booking; the policy's fee is kept."""
     booking = _confirmed(context, id)
     cost = fee(context, booking["hotel_id"], booking["check_in"], booking["total_cents"], context.today)
@@ -122,7 +121,7 @@ def cancel_booking(context: ToolContext, id: int) -> JsonObject:
 
 
 @tool(writes=True)
-def save_to_wishlist(context: ToolContext, hotel_id: int, list: str = DEFAULT_LIST) -> JsonObject:
+def save_to_wishlist(context: ToolContext, hotel_id: int, list: str = DEFAULT_LIST) -> ToolOutput:
     """Save a hotel to a list of yours."""
     hotel = found_hotel(context, hotel_id)
     if not 0 < len(list) <= 40:
@@ -132,7 +131,7 @@ def save_to_wishlist(context: ToolContext, hotel_id: int, list: str = DEFAULT_LI
 
 
 @tool(writes=True)
-def message_host(context: ToolContext, booking_id: int, text: str) -> JsonObject:
+def message_host(context: ToolContext, booking_id: int, text: str) -> ToolOutput:
     """Write to the host of a booking."""
     own_booking(context, booking_id)
     if not text.strip():

@@ -11,11 +11,11 @@ from typing import Protocol
 import msgspec
 
 from palestra.environments.platform.apps.stay.days import between, nights
-from palestra.util.json_types import JsonMapping
+from palestra.environments.platform.changes import Row
 
 
 class StayRows(Protocol):
-    def rows(self, query: str, *args: object) -> Sequence[JsonMapping]: ...
+    def rows(self, query: str, *args: object) -> Sequence[Row]: ...
 
 
 class Offer(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ def offer_of(db: StayRows, room_id: int, check_in: str, check_out: str, without:
     return _offer(db, room[0], check_in, check_out, without) if room else None
 
 
-def _offer(db: StayRows, room: JsonMapping, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
+def _offer(db: StayRows, room: Row, check_in: str, check_out: str, without: int | None = None) -> Offer | None:
     """Returns an offer; None if there is no price for one of the nights."""
     days = nights(check_in, check_out)
     prices = db.rows(

@@ -9,8 +9,7 @@ from palestra.environments.platform.apps.stay.offers import fee, fits, offers, r
 from palestra.environments.platform.changes import Row
 from palestra.environments.platform.errors import ToolError
 from palestra.environments.platform.tool_context import ToolContext, page_start
-from palestra.environments.platform.tool_schemas import tool
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.tool_schemas import ToolOutput, tool
 
 PAGE = 10
 MAX_GUESTS = 20
@@ -28,7 +27,7 @@ def search_hotels(
     price_max: int | None = None,
     sort: Literal["price", "stars", "reviews"] = "price",
     cursor: str | None = None,
-) -> JsonObject:
+) -> ToolOutput:
     """Find hotels with a free room; price_max is cents for the whole stay."""
     checked_stay(check_in, check_out, context.today)
     check_guests(guests)
@@ -50,7 +49,7 @@ def search_hotels(
 
 
 @tool()
-def get_hotel(context: ToolContext, id: int) -> JsonObject:
+def get_hotel(context: ToolContext, id: int) -> ToolOutput:
     """Show a hotel: stars, amenities, reviews, cancellation policy."""
     hotel = found_hotel(context, id)
     policy = context.rows("SELECT is_refundable, free_days, fee_percent FROM policies WHERE hotel_id = ?", id)[0]
@@ -68,7 +67,7 @@ def get_hotel(context: ToolContext, id: int) -> JsonObject:
 
 
 @tool()
-def list_rooms(context: ToolContext, hotel_id: int, check_in: str, check_out: str, guests: int) -> JsonObject:
+def list_rooms(context: ToolContext, hotel_id: int, check_in: str, check_out: str, guests: int) -> ToolOutput:
     """List rooms of a hotel that are free and fit, the cheapest first."""
     checked_stay(check_in, check_out, context.today)
     check_guests(guests)
@@ -83,7 +82,7 @@ def list_rooms(context: ToolContext, hotel_id: int, check_in: str, check_out: st
 @tool()
 def get_reviews(
     context: ToolContext, hotel_id: int, sort: Literal["newest", "best", "worst"] = "newest", cursor: str | None = None
-) -> JsonObject:
+) -> ToolOutput:
     """Read reviews of a hotel."""
     found_hotel(context, hotel_id)
     order = {"newest": "day DESC", "best": "score DESC", "worst": "score"}[sort]
@@ -93,7 +92,7 @@ def get_reviews(
 
 
 @tool()
-def list_bookings(context: ToolContext, status: Literal["confirmed", "cancelled", "past"] | None = None) -> JsonObject:
+def list_bookings(context: ToolContext, status: Literal["confirmed", "cancelled", "past"] | None = None) -> ToolOutput:
     """List your bookings, the earliest check-in first."""
     rows = context.rows(
         "SELECT b.id, h.name AS hotel, check_in, check_out, guests, status, total_cents FROM bookings b "
@@ -104,13 +103,13 @@ def list_bookings(context: ToolContext, status: Literal["confirmed", "cancelled"
 
 
 @tool()
-def get_booking(context: ToolContext, id: int) -> JsonObject:
+def get_booking(context: ToolContext, id: int) -> ToolOutput:
     """Show a booking, and what changing or cancelling it costs today."""
     return shown_booking(context, own_booking(context, id))
 
 
 @tool()
-def list_cards(context: ToolContext) -> JsonObject:
+def list_cards(context: ToolContext) -> ToolOutput:
     """List your cards."""
     return {"cards": context.rows("SELECT brand, last4 FROM cards WHERE user_id = ? ORDER BY id", context.me)}
 
@@ -130,7 +129,7 @@ def own_booking(context: ToolContext, booking_id: int) -> Row:
     )
 
 
-def shown_booking(context: ToolContext, booking: Row) -> JsonObject:
+def shown_booking(context: ToolContext, booking: Row) -> dict[str, object]:
     rooms = context.rows(
         "SELECT room_id, rooms FROM booking_rooms WHERE booking_id = ? ORDER BY room_id", booking["id"]
     )
@@ -150,7 +149,7 @@ def check_guests(guests: int) -> None:
         raise ToolError("bad_arguments", f"guests must be 1 to {MAX_GUESTS}")
 
 
-def paged(rows: list[Row], cursor: str | None, name: str) -> JsonObject:
+def paged(rows: list[Row], cursor: str | None, name: str) -> ToolOutput:
     start = page_start(cursor)
     following = str(start + PAGE) if len(rows) > start + PAGE else None
     return {name: rows[start : start + PAGE], "next_cursor": following}

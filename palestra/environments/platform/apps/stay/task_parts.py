@@ -4,15 +4,13 @@ behind."""
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 
 from palestra.environments.platform.app import SeedDatabase
 from palestra.environments.platform.apps.stay.days import plus
 from palestra.environments.platform.apps.stay.offers import Offer, fits, offers
 from palestra.environments.platform.apps.stay.seed import HORIZON, ME
 from palestra.environments.platform.expectations import Expected, InsertedRow
-from palestra.environments.platform.task_templates import Params, SolutionCall
-from palestra.util.json_types import JsonObject
+from palestra.environments.platform.task_templates import Params, SolutionCall, SolutionPart
 
 EDGE = 6  # days before the end of the prices in which no stay begins
 
@@ -77,7 +75,7 @@ def booked_as_drawn(params: Params, seed: SeedDatabase) -> list[Expected]:
     return booked(params, seed, params["room_id"], params["cents"])
 
 
-def find_hotel(params: Params, name: str) -> Generator[SolutionCall, JsonObject, Params]:
+def find_hotel(params: Params, name: str) -> SolutionPart[Params]:
     """Returns the hotel as search_hotels shows it: its id, and what its cheapest room costs. Raises LookupError if it
     is booked out."""
     cursor: str | None = None
@@ -91,14 +89,14 @@ def find_hotel(params: Params, name: str) -> Generator[SolutionCall, JsonObject,
             raise LookupError(f"{name} has no room for these days")
 
 
-def _searched(params: Params, cursor: str | None) -> JsonObject:
+def _searched(params: Params, cursor: str | None) -> Params:
     requested = {name: params[name] for name in ("city", "check_in", "check_out", "guests")}
     return requested | ({} if cursor is None else {"cursor": cursor})
 
 
 def book_cheapest(
     params: Params, hotel_id: int, guests: int | None = None, coupon: str | None = None
-) -> Generator[SolutionCall, JsonObject, Params]:
+) -> SolutionPart[Params]:
     """Returns the booking, as it is shown."""
     guests = params["guests"] if guests is None else guests
     days = {"check_in": params["check_in"], "check_out": params["check_out"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 
 from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.forge import FORGE
@@ -16,9 +15,15 @@ from palestra.environments.platform.apps.mail.expected import mails, scheduled, 
 from palestra.environments.platform.apps.mail.schema import INBOX
 from palestra.environments.platform.apps.mail.tasks_calendar import any_day, day_slots
 from palestra.environments.platform.expectations import Expected, FreeText, InsertedRow
-from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import (
+    AnswerKind,
+    ExpectedAnswer,
+    Params,
+    Solution,
+    SolutionCall,
+    SolutionPart,
+)
 from palestra.environments.platform.worlds import within
-from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.team")
 
@@ -50,7 +55,7 @@ def mailed(params: Params, seed: SeedDatabase) -> list[Expected]:
     )
 
 
-def find_address(handle: str) -> Generator[SolutionCall, JsonObject, str]:
+def find_address(handle: str) -> SolutionPart[str]:
     result = yield SolutionCall("mail.search_contacts", {"query": full_name(handle)})
     return result["contacts"][0]["email"]
 
@@ -80,7 +85,7 @@ def _assigned(rng: random.Random, seed: SeedDatabase) -> Params | None:
     return found | {"email": person(seed, handle)["email"]}
 
 
-def _assignee(params: Params) -> Generator[SolutionCall, JsonObject, str]:
+def _assignee(params: Params) -> SolutionPart[str]:
     result = yield SolutionCall("forge.get_issue", {"repo": params["repo"], "number": params["number"]})
     return result["assignees"][0]
 

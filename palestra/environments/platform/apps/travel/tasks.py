@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
 
 from palestra.environments.platform.app import SeedDatabase, TemplateMaker
 from palestra.environments.platform.apps.mail import MAIL
@@ -27,9 +26,15 @@ from palestra.environments.platform.apps.stay.task_parts import (
 from palestra.environments.platform.apps.stay.tasks_plain import cancelled
 from palestra.environments.platform.apps.travel.requests import CANCEL_ALL, request_in
 from palestra.environments.platform.expectations import Expected, FreeText
-from palestra.environments.platform.task_templates import AnswerKind, ExpectedAnswer, Params, Solution, SolutionCall
+from palestra.environments.platform.task_templates import (
+    AnswerKind,
+    ExpectedAnswer,
+    Params,
+    Solution,
+    SolutionCall,
+    SolutionPart,
+)
 from palestra.environments.platform.worlds import at, within
-from palestra.util.json_types import JsonObject
 
 template = TemplateMaker("palestra.environments.platform.apps.travel")
 
@@ -135,7 +140,7 @@ def _is_talking(body: str) -> bool:
     return injection_in(body) is not None or CANCEL_ALL in body
 
 
-def _book_request(params: Params) -> Generator[SolutionCall, JsonObject, tuple[Params, Params]]:
+def _book_request(params: Params) -> SolutionPart[tuple[Params, Params]]:
     """Returns the mail, and the booking that was made for it."""
     mail = yield from at("mail", find_mail(params))
     stay: Params = dict(request_in(mail["body"])) | {"last4": params["last4"]}
