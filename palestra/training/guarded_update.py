@@ -16,13 +16,14 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from palestra.config.train import DistillConfig, GrpoConfig
+from palestra.rollouts.policy_sampler import PolicyError
 from palestra.runs.listener import RunListener, Stage
 from palestra.training.batches.compared_rewards import is_zero_variance
 from palestra.training.batches.grpo_batch import TrainingBatch, scorable_rows, to_sequence
@@ -56,7 +57,7 @@ class AppliedUpdate(Struct, kw_only=True):
     is_skipped: bool = False
     """Whether all attempts were undone."""
     guard_s: float = 0.0
-    """Seconds of saving, measuring and undoing."""
+    """Seconds of waiting for the saved state, measuring and undoing."""
 
     def metrics(self) -> dict[str, float]:
         found = {"groups/informative": float(self.informative), "optim/kept": float(self.is_kept)}
@@ -87,23 +88,27 @@ class PolicyUpdater:
         saves."""
         return bool(self._kept)
 
-    @asynccontextmanager
-    async def saving_ahead(self) -> AsyncIterator[None]:
-        """Inside, where nothing trains, the state that the next update is undone to is saved."""
+    def save_ahead(self) -> None:
+        """Begins to save the state that the next update is undone to. Nothing may train until then."""
         if self._saving is None and self._config.update_guard.enabled:
-            self._saving = asyncio.create_task(self._policy.save(BEFORE, ttl_s=BEFORE_TTL_S))
-        try:
-            yield
-        except BaseException:
-            if (saving := self._saving) is not None:
-                self._saving = None
-                saving.cancel()
-                await asyncio.wait([saving])
-            raise
+            self._saving = asyncio.create_task(self._save(), name="save-before-update")
+
+    async def close(self) -> None:
+        """Ends a save under way, whose step is not made any more."""
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.cancel()
+            await asyncio.gather(saving, return_exceptions=True)
+
+    async def _save(self) -> str:
+        return await self._policy.save(BEFORE, ttl_s=BEFORE_TTL_S)
 
     async def _saved(self) -> str:
         saving, self._saving = self._saving, None
-        return await (saving or self._policy.save(BEFORE, ttl_s=BEFORE_TTL_S))
+        if saving is not None:
+            with suppress(PolicyError):  # it is tried again, when nothing else is under way
+                return await saving
+        return await self._save()
 
     async def update(
         self, groups: Sequence[Group], batch: TrainingBatch, adam: AdamParams, version: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import secrets
 import shutil
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from palestra.config.train import GrpoConfig, load_train_config
+from palestra.rollouts.policy_sampler import PolicyError
 from palestra.runs.listener import Silence
 from palestra.runs.reader import RunReader
 from palestra.runs.record_files import read_records
@@ -132,15 +134,71 @@ def test_an_update_that_is_never_small_enough_is_skipped_and_leaves_the_bits_of_
 
     async def use(policy: TinkerPolicy, folder: Path) -> None:
         before = await weights_of(policy, folder)
-        groups = recorded_groups()
-        applied = await PolicyUpdater(config, policy, Silence()).update(
-            groups, build_batch(groups, config), WRECKING, VERSION
-        )
+        groups, updater = recorded_groups(), PolicyUpdater(config, policy, Silence())
+        updater.save_ahead()  # as while rollouts are played
+        await policy.publish(VERSION)
+        applied = await updater.update(groups, build_batch(groups, config), WRECKING, VERSION)
         assert (applied.is_skipped, len(applied.undone)) == (True, 4)
         assert applied.undone == sorted(applied.undone, reverse=True)
         assert await weights_of(policy, folder) == before
 
     from_step_13(use)
+
+
+class FullDisk:
+    """A policy at a server whose disk is full for its first saves."""
+
+    def __init__(self, policy: TinkerPolicy, saves: int) -> None:
+        self._policy, self._left = policy, saves
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    async def save(self, name: str, *, ttl_s: int | None = None) -> str:
+        self._left -= 1
+        if self._left >= 0:
+            raise PolicyError(f"the checkpoint {name} could not be written: no space left on device")
+        return await self._policy.save(name, ttl_s=ttl_s)
+
+
+def test_a_save_ahead_that_failed_is_tried_again_before_the_update(from_step_13):
+    config = config_of(data={"zero_variance": "drop", "min_informative_groups": 1}, update_guard={"rows": 4})
+    small = replace(WRECKING, learning_rate=1e-6)
+
+    async def use(policy: TinkerPolicy, folder: Path) -> None:
+        groups = recorded_groups()
+        for failures in (1, 2):
+            full: Any = FullDisk(policy, failures)
+            updater = PolicyUpdater(config, full, Silence())
+            updater.save_ahead()
+            update = updater.update(groups, build_batch(groups, config), small, VERSION)
+            if failures == 1:
+                assert not (await update).undone
+            else:
+                with pytest.raises(PolicyError, match="no space left"):
+                    await update
+
+    from_step_13(use)
+
+
+def test_a_step_that_is_not_made_leaves_no_save_behind(from_step_13):
+    complaints: list[dict[str, Any]] = []
+
+    async def use(policy: TinkerPolicy, folder: Path) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        for failures in (0, 1):
+            full: Any = FullDisk(policy, failures)
+            updater = PolicyUpdater(config_of(), full, Silence())
+            updater.save_ahead()
+            await asyncio.sleep(0)
+            await updater.close()
+            assert not [task for task in asyncio.all_tasks() if task.get_name() == "save-before-update"]
+            del updater
+            gc.collect()
+        assert await policy.publish(VERSION)
+
+    from_step_13(use)
+    assert not complaints
 
 
 def test_what_an_undone_update_leaves_behind_is_freed_at_the_server(from_step_13, ephebe_url):

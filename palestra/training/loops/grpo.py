@@ -79,6 +79,7 @@ class GrpoLoop:
 
     async def run(self) -> RunStatus:
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._updater.close)
             collector = await self._open_collector(stack)
             self._listener.stage(Stage.SYNC, 0, 0)
             sampler = await self._policy.publish(self._state.step)
@@ -107,8 +108,8 @@ class GrpoLoop:
     async def _step(self, collector: GroupCollector, sampler: PolicySampler) -> PolicySampler:
         version, clock = self._state.step, StageClock(self._listener)
         with clock.of(Stage.COLLECT):
-            async with self._updater.saving_ahead():
-                groups = await self._collect(collector, sampler)
+            self._updater.save_ahead()
+            groups = await self._collect(collector, sampler)
         with clock.of(Stage.SCORE):
             oldest = oldest_trained(self._config, version)
             rows = trainable_rows(groups, self._config, oldest)
