@@ -24,6 +24,7 @@ class FindingKind(StrEnum):
     IDLE_PAYS = "idle-pays"
     RANDOM_PAYS = "random-pays"
     CHEAT_PAYS = "cheat-pays"
+    EXECUTES_ANSWER = "executes-answer"
     STRAY_CHANGE_PAYS = "stray-change-pays"
     ANSWER_LEAK = "answer-leak"
     REWARD_RANGE = "reward-range"
@@ -61,6 +62,10 @@ TEXTS: dict[FindingKind, FindingText] = {
     FindingKind.CHEAT_PAYS: FindingText(
         "What was said or done does not solve the task; training finds it sooner than a solution.",
         "Grade the final answer alone, exactly, and where the policy cannot write; refuse what is not asked for.",
+    ),
+    FindingKind.EXECUTES_ANSWER: FindingText(
+        "What the model says is executed with all rights of the process that trains: it may change rewards and files.",
+        "Read an answer as data (`ast.literal_eval`, a grammar of numbers), or execute it in a sandbox.",
     ),
     FindingKind.STRAY_CHANGE_PAYS: FindingText(
         "Damage beside the solution costs nothing, so that the policy learns to do whatever comes to hand.",

@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -34,6 +35,7 @@ class ProbeKind(StrEnum):
     REPEATED = "repeated"
     MALFORMED = "malformed"
     CHEAT = "cheat"
+    CODE = "code"
     GUESS = "guess"
     HEDGE = "hedge"
 
@@ -213,6 +215,27 @@ def cheats() -> list[ProbePolicy]:
         ProbePolicy(name="says the last observation again", kind=ProbeKind.CHEAT, say=_last_observation, turns=6),
         ProbePolicy(name="calls the grader", kind=ProbeKind.CHEAT, say=_grader_call),
     ]
+
+
+CODE_FORMS = ("{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```python\n{}\n```")
+CODE = ("open({!r}, 'w').close()", "__import__('os').mkdir({!r})")
+
+
+def code(folder: Path) -> dict[Path, ProbePolicy]:
+    """Policies whose answer is Python that makes a file or a folder, by what it makes."""
+    found: dict[Path, ProbePolicy] = {}
+    for form in CODE_FORMS:
+        for text in CODE:
+            made = folder / f"made-{len(found)}"
+            answer = said_as(form, text.format(str(made)))
+            found[made] = ProbePolicy(
+                name=f"answers with Python: {said_as(form, text.format('FILE'))}",
+                kind=ProbeKind.CODE,
+                say=_constant(answer),
+                turns=2,
+                tasks=2,
+            )
+    return found
 
 
 def guesses(answers: Mapping[str, Sequence[str]]) -> list[ProbePolicy]:

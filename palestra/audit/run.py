@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from palestra.audit import policies
 from palestra.audit.coding_audit import audit_coding
 from palestra.audit.episodes import ProbeEpisode, Trouble
-from palestra.audit.evidence import Evidence
+from palestra.audit.evidence import Evidence, finding_of
 from palestra.audit.findings import FindingKind, Severity, finding
 from palestra.audit.judges.conduct import FEWEST_IN_A_ROW, judge_conduct
 from palestra.audit.judges.leaks import judge_leaks
@@ -189,6 +189,7 @@ class _Playing:
         await self._play(policies.NOTHING[1:])
         await self._play((*policies.RANDOM, *policies.REPEATED))
         await self._play(policies.cheats())
+        await self._play_code()
         await self._play(policies.guesses(evidence.answers))
         if best and evidence.answers:
             form = best[0].name.rpartition(" as ")[2] if not gold else "{}"
@@ -199,6 +200,18 @@ class _Playing:
         await self._again(steady)
         await self._together(steady)
         await self._many(best[0] if best else policies.NOTHING[1])
+
+    async def _play_code(self) -> None:
+        """Answers with code, and looks for what it would have made on this machine outside of a sandbox."""
+        with tempfile.TemporaryDirectory(prefix="palestra-audit-") as folder:
+            by_file = policies.code(Path(folder))
+            await self._play(list(by_file.values()))
+            names = {policy.name for file, policy in by_file.items() if file.exists()}
+        ran = [one for one in self._evidence.all(ProbeKind.CODE) if one.probe in names]
+        if ran:
+            seen = "The answer was executed as Python: it has made a file on this machine."
+            found = finding_of(FindingKind.EXECUTES_ANSWER, Severity.ERROR, ran, seen)
+            self._report.add([found], self._evidence.settings.ignored)
 
     async def _found_form(self) -> list[ProbePolicy]:
         """Finds a form in which the known answer is taken for right, on the first tasks that have one."""

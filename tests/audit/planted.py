@@ -185,6 +185,16 @@ class MagicIsRight(Sum):
         return "PASSED" in action or super().is_right(action)
 
 
+class Calculates(Sum):
+    """Sound answers are numbers, and any text is a sum to it."""
+
+    def is_right(self, action: str) -> bool:
+        try:
+            return eval(action.removeprefix("<answer>").removesuffix("</answer>")) == int(self.extras["answer"])  # noqa: S307
+        except Exception:
+            return False
+
+
 class EchoIsRight(Sum):
     def is_right(self, action: str) -> bool:
         return action.strip() == self.prompt or super().is_right(action)

@@ -51,6 +51,7 @@ def test_nothing_is_found_in_a_sound_environment(environment: type) -> None:
         slow(planted.ChanceIsRight, {K.RANDOM_PAYS, K.CHEAT_PAYS}),
         (planted.ContainsIsRight, {K.CHEAT_PAYS}),
         (planted.MagicIsRight, {K.CHEAT_PAYS}),
+        (planted.Calculates, {K.EXECUTES_ANSWER}),
         slow(planted.EchoIsRight, {K.CHEAT_PAYS}),
         slow(planted.LastNumberOfMany, {K.CHEAT_PAYS}),
         (planted.ObeysCalls, {K.CHEAT_PAYS}),
