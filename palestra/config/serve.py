@@ -233,7 +233,8 @@ class ModelConfig(Config):
     """Seconds between snapshots of models in training: the most work that a crash repeats. Longer where writing one
     takes more than a quarter of it."""
     snapshot_every_bytes: PositiveInt = 64 << 20
-    """Bytes of training requests after which a snapshot is made."""
+    """Bytes of training requests after which a snapshot is made sooner; not before four times as long as writing the
+    last one took."""
     snapshot_copy_s: PositiveFloat = 60.0
     """Seconds between copies of a model's snapshots to the server, if the worker is on another machine (`ray`): the
     most work that the loss of that machine repeats."""

@@ -52,8 +52,8 @@ UNSTORED = "unstored"
 MAX_IN_FLIGHT = 4  # each is a copy of its model until it is on disk
 SCAN_EVERY_S = 0.1
 REST = 4.0
-"""Between snapshots, the file thread has at least this many times as long for other files as one took to write: those
-of an adapter for hundreds of experts are gigabytes."""
+"""From one snapshot of a model to the next are at least this many times as many seconds as the last took to write: the
+file thread has other files too, and snapshots of an adapter for hundreds of experts are gigabytes."""
 
 
 class SamplerPlace(StrEnum):

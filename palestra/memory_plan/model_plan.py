@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
-from palestra.model.loading.spec import ModelSpec
+from palestra.model.loading.layer_spec import RecurrenceSpec
+from palestra.model.loading.spec import STATE_BYTES, ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.layout import Layout
+from palestra.model.mixers.chunked_scan import CHUNK
 from palestra.model.mlp.dense import LONG_ROWS
 from palestra.model.quantised.forms import FORMS, Form
 from palestra.model.training.head import CHUNK_CELLS
@@ -107,7 +109,7 @@ def weight_bytes(shapes: Mapping[str, tuple[int, ...]], form: Form | None, item:
     for name, shape in shapes.items():
         if LEFT_OUT.search(name) or (TOWER.search(name) and not sees):
             continue
-        size, inputs = math.prod(shape), shape[-1] if len(shape) > 1 else 0
+        size, inputs = prod(shape), shape[-1] if len(shape) > 1 else 0
         if form is not None and is_product(name, shape) and form.fits(inputs):
             total += form.size_bytes(size // inputs, inputs)
             joined[_product(name)] += size * item
@@ -146,13 +148,15 @@ def training_bytes(
     activations; one layer at a time has all of them, and their gradients. Where inputs are offloaded, those of two
     layers are on the device."""
     experts = next(iter(spec.experts.values()), None)
-    heads, wide = spec.q_size + 2 * spec.kv_size, 5 * spec.intermediate_size
-    attention = 4 * spec.hidden_size + 3 * heads
-    if experts is None:  # as measured on an H200 with 4,096 to 131,072 tokens, to 6 %
-        inside = tokens * 4 * attention // 5 + min(tokens, LONG_ROWS) * 2 * spec.intermediate_size
+    heads = max(shape.q_size + 2 * shape.kv_size for shape in spec.heads)
+    attention, wide = 4 * spec.hidden_size + 3 * heads, 5 * spec.intermediate_size
+    recurrence = max((_recurrence_bytes(one, spec.hidden_size, item) for one in spec.recurrences.values()), default=0)
+    if experts is None:  # Qwen3 as measured on an H200 with 4,096 to 131,072 tokens, to 6 %
+        mixing = max(2 * item * (4 * attention // 5), recurrence)
+        inside = tokens * mixing + min(tokens, LONG_ROWS) * 4 * spec.intermediate_size * item
     else:
         wide = max(wide, experts.per_token * (5 * experts.size + 2 * spec.hidden_size))
-        inside = tokens * (attention + wide)
+        inside = tokens * max(2 * item * (attention + wide), recurrence)
     without = 2 * spec.hidden_size + 3 * heads // 2 + 3 * wide // 5
     kept = tokens * spec.n_layers * without * item
     if checkpointing:
@@ -160,7 +164,15 @@ def training_bytes(
     if checkpointing == "offload" and kind == "cuda":
         kept = kept * min(2, spec.n_layers) // spec.n_layers
     logits = CHUNK_CELLS[kind] * (item + 4)
-    return kept + 2 * inside * item + logits
+    return kept + inside + logits
+
+
+def _recurrence_bytes(layer: RecurrenceSpec, hidden_size: int, item: int) -> int:
+    """Returns the bytes of a token in a layer with a recurrence, with gradients, by what its kernels keep: in
+    float32 the state before each chunk, products within chunks and outputs; in the model's type what is convolved."""
+    outputs = prod(layer.output_shape)
+    wide = 2 * prod(layer.state_shape) // CHUNK + 2 * layer.state_shape[0] * CHUNK + 4 * outputs
+    return STATE_BYTES * wide + item * (5 * layer.conv_size + 4 * outputs + 6 * hidden_size)
 
 
 def _settings(request: PlanRequest, tokens: int, checkpointing: Checkpointing) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from palestra.memory_plan.model_plan import PlanRequest, plan_memory, weight_bytes
+from palestra.memory_plan.model_plan import PlanRequest, plan_memory, training_bytes, weight_bytes
 from palestra.model import ModelSpec, load_model
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.quantised.forms import FORMS
@@ -119,6 +119,17 @@ def test_a_sequence_is_planned_whole_and_its_activations_are_offloaded_where_onl
         "model", "info", folder, "--plan", "--memory", "24GB", "--rows", 1, "--context", 32768, "--weights", "nf4"
     )
     assert "in main memory" in text.output
+
+
+def test_states_of_recurrences_count_for_every_chunk_of_a_long_sequence(tmp_path):
+    hybrid, plain = (
+        ModelSpec.from_folder(write_hollow(tmp_path / shape, shape, family))
+        for shape, family in (("qwen3.5-9b", "qwen3_5"), ("qwen3-8b", "qwen3"))
+    )
+    (net,) = set(hybrid.delta_nets.values())
+    states = 131072 // 64 * math.prod(net.state_shape) * 4
+    longer = training_bytes(hybrid, 131072, 2) - 131072 * hybrid.n_layers * hybrid.hidden_size * 2
+    assert longer > training_bytes(plain, 131072, 2) - 131072 * plain.n_layers * plain.hidden_size * 2 + states
 
 
 def test_a_plan_for_main_memory_offloads_nothing(tmp_path):
