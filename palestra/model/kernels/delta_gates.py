@@ -14,12 +14,13 @@ from torch.autograd import Function
 from palestra.model.kernels.narrow import chunk_sums
 
 LINEAR = 20.0  # above it softplus is its input, as in torch
+SMALL = 0.01  # below it three terms of log(1 + e) are all that float32 has
 
 
 @triton.jit
 def _delta_gates_kernel(
     SUMS, NEG_A, DT_BIAS, LOGITS, WRITE, DECAY, D_WRITE, D_DECAY, D_LOGITS, rows, LINEAR: tl.constexpr,
-    H: tl.constexpr, BLOCK: tl.constexpr, N_CHUNKS: tl.constexpr,
+    SMALL: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, N_CHUNKS: tl.constexpr,
 ):  # fmt: skip
     """Forward: LOGITS [rows, 2 H] = SUMS in order, rounded; WRITE = sigmoid(first half), DECAY = a softplus(second half
     + bias). With D_LOGITS: its gradient."""
@@ -40,7 +41,10 @@ def _delta_gates_kernel(
     shifted = a.to(tl.float32) + tl.load(DT_BIAS + h, mask=real, other=0.0)
     neg_a = tl.load(NEG_A + h, mask=real, other=0.0)
     if D_LOGITS is None:
-        soft = tl.where(shifted > LINEAR, shifted, tl.log(1.0 + tl.exp(shifted)))
+        e = tl.exp(shifted)
+        few = tl.minimum(e, SMALL)  # 1 + e has few digits of it: heads that forget slowly
+        soft = tl.where(e < SMALL, few * (1.0 - few * (0.5 - few / 3.0)), tl.log(1.0 + e))
+        soft = tl.where(shifted > LINEAR, shifted, soft)
         tl.store(WRITE + row * H + h, write, mask=real)
         tl.store(DECAY + row * H + h, neg_a * soft, mask=real)
     else:
@@ -67,6 +71,7 @@ def _delta_gates(x: Tensor, weight: Tensor, neg_a: Tensor, dt_bias: Tensor) -> t
         _delta_gates_kernel[(rows,)](
             *(sums, neg_a, dt_bias, logits, write, decay, None, None, None, rows),
             LINEAR=LINEAR,
+            SMALL=SMALL,
             H=heads,
             BLOCK=triton.next_power_of_2(heads),
             N_CHUNKS=len(sums),
@@ -92,6 +97,7 @@ class _DeltaGates(Function):
             _delta_gates_kernel[(rows,)](
                 *(None, neg_a, dt_bias, logits, None, None, d_write, d_decay, d_logits, rows),
                 LINEAR=LINEAR,
+                SMALL=SMALL,
                 H=heads,
                 BLOCK=triton.next_power_of_2(heads),
                 N_CHUNKS=0,

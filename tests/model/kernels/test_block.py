@@ -130,3 +130,13 @@ def test_gates_of_a_delta_net(
         assert_close(a, b)
     alone = [delta_gates(x[n : n + 1].detach(), weight, neg_a, bias) for n in range(3)]
     assert all(torch.equal(a[0], b[n]) for n, pair in enumerate(alone) for a, b in zip(pair, found, strict=True))
+
+
+def test_heads_that_forget_slowly_keep_their_digits(device: str) -> None:
+    from palestra.model.kernels.delta_gates import delta_gates
+
+    bias = torch.linspace(-16, 24, 64, device=device)
+    x, weight = (torch.zeros(rows, 64, device=device, dtype=torch.bfloat16) for rows in (1, 128))
+    _, decay = delta_gates(x, weight, -torch.ones(64, device=device), bias)
+    expected = -torch.nn.functional.softplus(bias.double())
+    assert torch.allclose(decay[0].double(), expected, rtol=1e-4, atol=0)
