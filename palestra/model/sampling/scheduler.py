@@ -212,7 +212,7 @@ class Scheduler:
 
     def _prefill_budget(self) -> int:
         """Tokens of prompts that a step computes: fewer where few sequences have some and many decode, so that one long
-        prompt does not hold up sixty others."""
+        prompt does not hold up sixty others. Samples of a prompt, which wait for it, count as well."""
         decoding = sum(_is_decoding(seq) for seq in self._running)
         if not decoding:
             return self.prefill_tokens
