@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from palestra.chat.errors import ChatError
 from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.openai import ChatTool, ChatToolCall, ContentPart
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonMapping, JsonPayload
 
 Item = JsonMapping
 FieldPath = tuple[str | int, ...]
+CallTokens: TypeAlias = dict[str, Any]
+"""Token ids and logprobs of a call by the names in `TOKEN_FIELDS`, with `ROUTED_EXPERTS` where there are any."""
 
 ROLES = ("user", "assistant", "system", "developer")
 INSTRUCTING = ("system", "developer")
@@ -53,7 +57,7 @@ class ItemError(ChatError):
 
 
 class LocatedMessage(NamedTuple):
-    message: JsonObject
+    message: Message
     place: FieldPath
     """Place in the request; of several items, the first."""
 
@@ -65,8 +69,8 @@ class _Turn:
     place: FieldPath
     thoughts: list[str] = field(default_factory=list)
     content: list[Any] = field(default_factory=list)
-    calls: list[JsonObject] = field(default_factory=list)
-    tokens: JsonObject = field(default_factory=dict)
+    calls: list[ChatToolCall] = field(default_factory=list)
+    tokens: CallTokens = field(default_factory=dict)
 
 
 def chat_messages(
@@ -96,7 +100,7 @@ class _Reader:
         self.found: list[LocatedMessage] = []
         self._is_plain, self._with_ids = dialect is ChatDialect.PLAIN, with_ids
         self._turn: _Turn | None = None
-        self._last_ids: tuple[JsonObject, JsonObject] | None = None
+        self._last_ids: tuple[Message, CallTokens] | None = None
         """A message and its ids, in the plain dialect."""
 
     def read(self, item: Item, place: FieldPath) -> None:
@@ -117,7 +121,7 @@ class _Reader:
             message, ids = self._last_ids
             message |= ids
 
-    def _take_ids(self, tokens: JsonObject, item: Item, place: FieldPath) -> None:
+    def _take_ids(self, tokens: CallTokens, item: Item, place: FieldPath) -> None:
         if self._is_plain:
             if item.get(ROUTED_EXPERTS) is not None:
                 tokens[ROUTED_EXPERTS] = item[ROUTED_EXPERTS]
@@ -134,7 +138,7 @@ class _Reader:
         if turn is None or (self._is_plain and not (turn.content or turn.calls)):
             return
         content = "".join(turn.content) if self._is_plain else turn.content
-        message: JsonObject = {"role": "assistant", "content": content or None}
+        message: Message = {"role": "assistant", "content": content or None}
         if turn.thoughts:
             message["reasoning_content"] = "\n".join(turn.thoughts)
         if turn.calls:
@@ -179,7 +183,7 @@ class _Reader:
 
     def _call(self, item: Item, place: FieldPath) -> None:
         call_id, name, arguments = (_string(item, key, place) for key in ("call_id", "name", "arguments"))
-        call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        call: ChatToolCall = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         self._assistant_turn(place).calls.append(call)
 
     def _output(self, item: Item, place: FieldPath) -> None:
@@ -236,7 +240,7 @@ def _chat_content(content: object, place: FieldPath) -> object:
     return [_chat_part(part, (*place, "content", at)) for at, part in enumerate(content)]
 
 
-def _chat_part(part: Any, place: FieldPath) -> JsonObject:
+def _chat_part(part: Any, place: FieldPath) -> ContentPart:
     match part:
         case {"type": "input_image", "image_url": str(url)}:
             return {"type": "image_url", "image_url": {"url": url, "detail": part.get("detail") or "auto"}}
@@ -246,7 +250,7 @@ def _chat_part(part: Any, place: FieldPath) -> JsonObject:
             return _text_part(part, place)
 
 
-def _text_part(part: object, place: FieldPath) -> JsonObject:
+def _text_part(part: object, place: FieldPath) -> ContentPart:
     match part:
         case {"type": "input_text", "text": str(text)}:
             return {"type": "text", "text": text}
@@ -266,7 +270,7 @@ def _thoughts(item: Item, key: str, place: FieldPath) -> list[str]:
     return [_string(part, "text", (*place, key, at)) for at, part in enumerate(parts)]
 
 
-def _tokens(item: Item, place: FieldPath) -> JsonObject:
+def _tokens(item: Item, place: FieldPath) -> CallTokens:
     """Returns the token ids, which are all on the last item of a call, or missing."""
     tokens = {key: value for key in TOKEN_FIELDS if (value := item.get(key)) is not None}
     if tokens and len(tokens) < len(TOKEN_FIELDS):
@@ -290,18 +294,18 @@ def _shown(value: object) -> str:
 # Tools and formats
 
 
-def chat_tools(tools: Iterable[Any], without: Collection[str]) -> list[JsonObject]:
+def chat_tools(tools: Iterable[Any], without: Collection[str]) -> list[ChatTool]:
     """Converts tools. Empty fields and those in `without` are left out, because templates show the rest to the
     model."""
     return [_chat_tool(tool, {"type", *without}, ("tools", at)) for at, tool in enumerate(tools)]
 
 
-def _chat_tool(tool: Any, without: Collection[str], place: FieldPath) -> JsonObject:
+def _chat_tool(tool: Any, without: Collection[str], place: FieldPath) -> ChatTool:
     kind = tool.get("type", "function") if isinstance(tool, Mapping) else type(tool).__name__
     if kind != "function":
         detail = f"a tool of type {_shown(kind)} is not supported; only functions that the client runs are"
         raise ItemError(place, detail, is_unsupported=True)
-    function = {key: value for key, value in tool.items() if key not in without and value not in (None, False)}
+    function: Any = {key: value for key, value in tool.items() if key not in without and value not in (None, False)}
     return {"type": "function", "function": function}
 
 
@@ -321,7 +325,7 @@ def chat_tool_choice(choice: Any, dialect: ChatDialect) -> object:
             return choice
 
 
-def chat_format(text_format: Any) -> JsonObject | None:
+def chat_format(text_format: Any) -> JsonPayload | None:
     """Converts `text.format` to `response_format`; None: text. Kinds that only an endpoint knows are passed on."""
     match text_format:
         case {"type": "json_schema"}:

@@ -46,7 +46,7 @@ from palestra.store.errors import StoreError
 from palestra.store.records import Rights
 from palestra.types import episode_wire
 from palestra.types.tinkerscript import ENGINE_ANSWERS, ENGINE_BODIES, PLAYING_RECORDS
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 log = structlog.get_logger()
 
@@ -206,7 +206,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": f"{where}: {first['msg']}" if where else str(first["msg"])}, status_code=400)
 
 
-def _error_response(path: str, status: int, detail: str) -> JsonObject:
+def _error_response(path: str, status: int, detail: str) -> JsonPayload:
     """Returns an error that no route has made, in the format of the API that the path belongs to."""
     if path.startswith(anthropic_routes.PATHS):
         return anthropic_envelope(status, detail)

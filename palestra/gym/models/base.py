@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from msgspec import Struct
 
 from palestra.gym.errors import BadRequest, PeerFailed, UnreachableServer
 from palestra.gym.models import messages, streams
-from palestra.gym.models.capture import CapturedExchange, Captures
+from palestra.gym.models.capture import CapturedExchange, Captures, WholeAnswer
 from palestra.gym.models.conversions import output_items
 from palestra.gym.models.requests import checked, fitted
 from palestra.gym.models.settings import read_capture
 from palestra.gym.records import ServerInstance, ServerKind
-from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.servers.base import GymServer, Peers, RouteSchemas
 from palestra.gym.wire import GymRequest, GymResponse
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatBody, ChatCompletion, ModelResponse, ResponseItem, ResponsesParams
+from palestra.util.json_types import JsonObject, JsonPayload
 
 log = logging.getLogger(__name__)
 
@@ -25,9 +27,9 @@ class ModelAnswer(Struct):
     """An answer, with what is captured of it."""
 
     answer: GymResponse
-    response: JsonObject | None
+    response: WholeAnswer | None
     """The whole object in the caller's API, even if it was streamed. None: there is none."""
-    items: list[JsonObject] | None = None
+    items: list[ResponseItem] | None = None
     """Items in the format of Responses, with token ids."""
 
 
@@ -43,16 +45,16 @@ class ModelServer(GymServer):
         }
         self._captures = Captures.of(read_capture(peers.settings), self.name)
 
-    async def respond(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
+    async def respond(self, call: GymRequest, params: ResponsesParams, beside: JsonPayload) -> ModelResponse:
         """Returns a Responses object. `params` are checked; `beside` are fields of the endpoint that Responses do not
         have."""
         raise NotImplementedError
 
-    async def complete(self, call: GymRequest, body: JsonObject) -> JsonObject:
+    async def complete(self, call: GymRequest, body: ChatBody) -> ChatCompletion:
         """Returns a chat completion."""
         raise NotImplementedError
 
-    def routes(self) -> dict[str, JsonObject]:
+    def routes(self) -> RouteSchemas:
         return {path: {"type": "object"} for path in self._ways}
 
     async def answer(self, call: GymRequest) -> GymResponse:
@@ -95,7 +97,7 @@ class ModelServer(GymServer):
         is_streamed = body.get("stream", False)
         if not isinstance(is_streamed, bool | None):
             raise BadRequest(("stream",), "Input should be a boolean", kind="bool_type", given=is_streamed)
-        plain = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+        plain: Any = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
         completion = await self.complete(call, plain)
         items = None
         if call.captures_tokens:
@@ -109,7 +111,7 @@ class ModelServer(GymServer):
     async def _by_messages(self, call: GymRequest, body: JsonObject) -> ModelAnswer:
         params, beside = messages.as_responses(body)
         response = await self.respond(call, checked(params), beside)
-        message = messages.as_message(response, model=str(body.get("model") or response["model"]))
+        message = messages.as_message(response, model=str(body.get("model") or response.get("model")))
         if not body.get("stream"):
             return ModelAnswer(GymResponse(body=message), message, response["output"])
         return ModelAnswer(streams.streamed(streams.message_events(message)), message, response["output"])

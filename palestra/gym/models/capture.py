@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 from uuid import uuid4
 
 import orjson
@@ -18,8 +19,10 @@ from palestra.gym.errors import BadCall, PeerFailed, UnreachableServer
 from palestra.gym.models.settings import CaptureSettings
 from palestra.gym.records import ROLLOUT_NAME, ServerKind
 from palestra.gym.wire import encoded
+from palestra.types.anthropic import AnthropicMessage
 from palestra.types.gym import ROUTED_EXPERTS, TOKEN_FIELDS
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatCompletion, ModelResponse, ResponseItem
+from palestra.util.json_types import JsonObject, JsonPayload
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +31,17 @@ CALLS, TOKENS = "capture", "tokens"
 SCHEMA_VERSION = 1
 
 
+WholeAnswer: TypeAlias = ModelResponse | ChatCompletion | AnthropicMessage
+"""An answer in one of the three APIs."""
+
+
 @dataclass(slots=True)
 class CapturedExchange:
     """A call that is under way."""
 
     rollout_id: str
     dialect: str
-    request: JsonObject
+    request: JsonPayload
     model_call_id: str = field(default_factory=lambda: uuid4().hex)
     started_at: float = field(default_factory=time.time)
     began: float = field(default_factory=time.perf_counter)
@@ -57,7 +64,7 @@ class CaptureFolder:
     def __init__(self, root: Path, sort: str) -> None:
         self._root, self._sort = root, sort
 
-    def append(self, rollout_id: str, line: JsonObject) -> None:
+    def append(self, rollout_id: str, line: JsonPayload) -> None:
         """Appends a line, which is on disk when this returns. Several processes may write to one rollout."""
         self._root.mkdir(parents=True, exist_ok=True)
         with self._path(rollout_id).open("ab") as file:
@@ -109,7 +116,7 @@ class Captures:
         calls, tokens = folders(settings)
         return None if calls is None and tokens is None else cls(server, calls, tokens)
 
-    async def keep(self, exchange: CapturedExchange, status: int, response: JsonObject | None) -> None:
+    async def keep(self, exchange: CapturedExchange, status: int, response: WholeAnswer | None) -> None:
         problem = "upstream_error" if response is None else None
         await self._keep(exchange, status, problem, response)
 
@@ -118,7 +125,7 @@ class Captures:
         await self._keep(exchange, status, _category(error), None, response_raw=str(error))
 
     async def _keep(
-        self, exchange: CapturedExchange, status: int, problem: str | None, response: JsonObject | None, **more: object
+        self, exchange: CapturedExchange, status: int, problem: str | None, response: WholeAnswer | None, **more: object
     ) -> None:
         if self._calls is None:
             return
@@ -139,7 +146,7 @@ class Captures:
         await asyncio.to_thread(_written, self._calls, exchange.rollout_id, line)
 
     async def keep_tokens(
-        self, exchange: CapturedExchange, response: JsonObject | None, items: list[JsonObject] | None
+        self, exchange: CapturedExchange, response: WholeAnswer | None, items: list[ResponseItem] | None
     ) -> None:
         """Stores the token ids of a call that came with `/training-token-capture`."""
         if self._tokens is None or response is None or not items:
@@ -176,7 +183,7 @@ def folders(settings: CaptureSettings) -> tuple[CaptureFolder | None, CaptureFol
     )
 
 
-def _written(folder: CaptureFolder, rollout_id: str, line: JsonObject) -> None:
+def _written(folder: CaptureFolder, rollout_id: str, line: JsonPayload) -> None:
     try:
         folder.append(rollout_id, line)
     except OSError as e:
@@ -187,7 +194,7 @@ def _written(folder: CaptureFolder, rollout_id: str, line: JsonObject) -> None:
             log.error("the note that the call is missing could not be stored either: %s", again)
 
 
-def _is_empty(items: list[JsonObject]) -> bool:
+def _is_empty(items: list[ResponseItem]) -> bool:
     return (
         len(items) == 1
         and items[0].get("type") == "message"

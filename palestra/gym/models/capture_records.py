@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NotRequired, TypedDict
 
 import orjson
 
 from palestra.gym.models.capture import CapturedRecords
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonPayload
 
 SUMMED = ("tokens_in", "tokens_out", "tokens_reasoning", "tokens_total", "latency_total_ms")
 
@@ -18,6 +19,36 @@ class CapturedToolCall(TypedDict):
     arguments: object
 
 
+class CallUsage(TypedDict):
+    tokens_in: int | None
+    tokens_out: int | None
+    tokens_reasoning: int | None
+    tokens_total: int | None
+    cache_hit: bool | None
+    cached_tokens: int | None
+    cache_creation_tokens: int | None
+
+
+class CallRecord(CallUsage):
+    """A call without its bodies."""
+
+    model_call_id: str | None
+    response_id: str | None
+    call_index: int
+    model_ref: JsonMapping | None
+    model: str | None
+    dialect: str | None
+    status_code: int | None
+    finish_reason: str | None
+    started_at: float | None
+    completed_at: float | None
+    tool_calls: list[CapturedToolCall]
+    reasoning_content: str | None
+    error_category: str | None
+    latency_total_ms: float | None
+    latency_ttft_ms: float | None
+
+
 class CaptureGap(TypedDict):
     """What is missing, and why."""
 
@@ -25,15 +56,26 @@ class CaptureGap(TypedDict):
     detail: NotRequired[str]
 
 
-def model_call_capture(rollout_id: str, kept: CapturedRecords) -> JsonObject:
+class ModelCallCapture(TypedDict):
+    """A row's `ng_model_call_capture`."""
+
+    rollout_id: str
+    metrics: Mapping[str, float | None]
+    calls: list[CallRecord]
+    gaps: NotRequired[list[CaptureGap]]
+
+
+def model_call_capture(rollout_id: str, kept: CapturedRecords) -> ModelCallCapture:
     """Returns a row's `ng_model_call_capture`. Requests and answers stay in their file."""
     calls = [call_record(line, index) for index, line in enumerate(kept.lines)]
-    capture: JsonObject = {"rollout_id": rollout_id, "metrics": _metrics(calls), "calls": calls}
+    capture: ModelCallCapture = {"rollout_id": rollout_id, "metrics": _metrics(calls), "calls": calls}
     gaps = _gaps(kept)
-    return capture | ({"gaps": gaps} if gaps else {})
+    if gaps:
+        capture["gaps"] = gaps
+    return capture
 
 
-def trajectory(task_id: str, rollout_id: str, kept: CapturedRecords) -> JsonObject:
+def trajectory(task_id: str, rollout_id: str, kept: CapturedRecords) -> JsonPayload:
     """Returns a row's `ng_trajectory`: the calls of one agent in the order they were answered."""
     calls = [call_record(line, index) for index, line in enumerate(kept.lines)]
     answered = [call for call in calls if call["error_category"] is None]
@@ -53,7 +95,7 @@ def trajectory(task_id: str, rollout_id: str, kept: CapturedRecords) -> JsonObje
     }
 
 
-def call_record(line: JsonMapping, index: int) -> JsonObject:
+def call_record(line: JsonMapping, index: int) -> CallRecord:
     """Returns one call without its bodies."""
     response = line.get("response") or {}
     usage = _usage(response.get("usage") or {})
@@ -78,10 +120,10 @@ def call_record(line: JsonMapping, index: int) -> JsonObject:
     }
 
 
-def _metrics(calls: list[JsonObject]) -> JsonObject:
-    sums: JsonObject = {}
+def _metrics(calls: list[CallRecord]) -> Mapping[str, float | None]:
+    sums: dict[str, float | None] = {}
     for key in SUMMED:
-        known = [call[key] for call in calls if call[key] is not None]
+        known = [count for call in calls if (count := call[key]) is not None]
         sums[key] = sum(known) if known else None
     return sums | {"num_calls": len(calls)}
 
@@ -97,7 +139,7 @@ def _gaps(kept: CapturedRecords) -> list[CaptureGap]:
     return gaps
 
 
-def _usage(usage: JsonMapping) -> JsonObject:
+def _usage(usage: JsonMapping) -> CallUsage:
     """Converts usage: the three APIs count in three ways; Anthropic's input excludes what was cached."""
     read = usage.get("input_tokens", usage.get("prompt_tokens"))
     written = usage.get("output_tokens", usage.get("completion_tokens"))

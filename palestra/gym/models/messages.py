@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 from uuid import uuid4
 
 import orjson
@@ -10,7 +10,9 @@ import orjson
 from palestra.gym.errors import BadRequest, FieldPath
 from palestra.gym.wire import encoded
 from palestra.net.chat_apis.anthropic_format import STOP_REASONS, TOOL_CHOICES, new_message, tool_use
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.anthropic import AnthropicMessage, MessageBlock
+from palestra.types.openai import ContentPart, FunctionTool, ModelResponse, ResponseItem, ResponsesParams
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 SAME = ("model", "temperature", "top_p")
 BEYOND = {"stop_sequences": "stop", "top_k": "top_k"}
@@ -18,13 +20,13 @@ BEYOND = {"stop_sequences": "stop", "top_k": "top_k"}
 NO_SCHEMA = {"type": "object", "properties": {}}
 
 
-def as_responses(body: JsonMapping) -> tuple[JsonObject, JsonObject]:
+def as_responses(body: JsonMapping) -> tuple[ResponsesParams, JsonPayload]:
     """Returns a request's parameters, and further fields for the endpoint. Unknown fields pass, because harnesses send
     many."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequest(("messages",), "Field required: a list of messages", kind="missing")
-    params: JsonObject = {"input": []}
+    params: ResponsesParams = {"input": []}
     for at, message in enumerate(messages):
         try:
             params["input"] += _items(message, ("messages", at))
@@ -38,22 +40,26 @@ def as_responses(body: JsonMapping) -> tuple[JsonObject, JsonObject]:
     system = _text(body.get("system") or "", ("system",))
     if system:
         params["instructions"] = system
-    return params | _tools(body), {there: body[here] for here, there in BEYOND.items() if body.get(here) is not None}
+    return {**params, **_tools(body)}, {
+        there: body[here] for here, there in BEYOND.items() if body.get(here) is not None
+    }
 
 
-def _items(message: JsonMapping, place: FieldPath) -> list[JsonObject]:
+def _items(message: JsonMapping, place: FieldPath) -> list[ResponseItem]:
     """Returns items: text and images of a message together; calls, results and reasoning each by itself, in their
     order."""
     role, content = message["role"], message["content"]
     if isinstance(content, str):
         return [{"type": "message", "role": role, "content": content}]
-    items: list[JsonObject] = []
-    parts: list[JsonObject] = []
+    items: list[ResponseItem] = []
+    parts: list[ContentPart] = []
 
     def flush() -> None:
         if parts:
             is_plain = len(parts) == 1 and parts[0]["type"] == "input_text"
-            items.append({"type": "message", "role": role, "content": parts[0]["text"] if is_plain else list(parts)})
+            items.append(
+                {"type": "message", "role": role, "content": parts[0].get("text") if is_plain else list(parts)}
+            )
             parts.clear()
 
     for at, block in enumerate(content):
@@ -67,7 +73,7 @@ def _items(message: JsonMapping, place: FieldPath) -> list[JsonObject]:
     return items
 
 
-def _part(block: JsonMapping, place: FieldPath) -> JsonObject | None:
+def _part(block: JsonMapping, place: FieldPath) -> ContentPart | None:
     if block["type"] == "text":
         return {"type": "input_text", "text": block["text"]}
     if block["type"] != "image":
@@ -84,17 +90,23 @@ def _part(block: JsonMapping, place: FieldPath) -> JsonObject | None:
     }
 
 
-def _item(block: JsonMapping, place: FieldPath) -> JsonObject:
+def _item(block: JsonMapping, place: FieldPath) -> ResponseItem:
     match block["type"]:
         case "tool_use":
             arguments = encoded(block.get("input") or {}).decode()
-            call = {"call_id": block["id"], "name": block["name"], "arguments": arguments}
-            return {"type": "function_call", "id": block["id"], "status": "completed", **call}
+            return {
+                "type": "function_call",
+                "id": block["id"],
+                "status": "completed",
+                "call_id": block["id"],
+                "name": block["name"],
+                "arguments": arguments,
+            }
         case "tool_result":
             output = _text(block.get("content") or "", (*place, "content"))
             return {"type": "function_call_output", "call_id": block["tool_use_id"], "output": output}
         case "thinking":
-            summary = [{"type": "summary_text", "text": block["thinking"]}]
+            summary: list[ContentPart] = [{"type": "summary_text", "text": block["thinking"]}]
             return {"type": "reasoning", "id": f"rs_{uuid4().hex}", "summary": summary}
         case kind:
             raise BadRequest(place, f"a block of type {kind!r} is not supported", given=kind)
@@ -113,8 +125,14 @@ def _text(content: Any, place: FieldPath) -> str:
     return "\n".join(texts)
 
 
-def _tools(body: JsonMapping) -> JsonObject:
-    chosen: JsonObject = {}
+class ResponsesToolFields(TypedDict, total=False):
+    tools: list[FunctionTool]
+    tool_choice: object
+    parallel_tool_calls: bool
+
+
+def _tools(body: JsonMapping) -> ResponsesToolFields:
+    chosen: ResponsesToolFields = {}
     tools = body.get("tools")
     if tools:
         if not isinstance(tools, list):
@@ -136,7 +154,7 @@ def _tools(body: JsonMapping) -> JsonObject:
     return chosen
 
 
-def _tool(tool: object, at: int) -> JsonObject:
+def _tool(tool: object, at: int) -> FunctionTool:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str) or tool.get("type", "custom") != "custom":
         raise BadRequest(
             ("tools", at), "only tools that the client defines, with a name and an input_schema, are supported"
@@ -151,8 +169,8 @@ FINISH_REASONS = {"max_output_tokens": "length", "content_filter": "content_filt
 """Finish reasons by the reason why a response is incomplete."""
 
 
-def as_message(response: JsonMapping, *, model: str) -> JsonObject:
-    content: list[JsonObject] = []
+def as_message(response: ModelResponse, *, model: str) -> AnthropicMessage:
+    content: list[MessageBlock] = []
     for item in response["output"]:
         content += _blocks(item)
     complete = "tool_calls" if any(block["type"] == "tool_use" for block in content) else "stop"
@@ -167,7 +185,7 @@ def as_message(response: JsonMapping, *, model: str) -> JsonObject:
     }
 
 
-def _blocks(item: JsonMapping) -> list[JsonObject]:
+def _blocks(item: ResponseItem) -> list[MessageBlock]:
     match item["type"]:
         case "message":
             return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from palestra.gym.errors import BadAnswer
 from palestra.gym.models.base import ModelServer
 from palestra.gym.models.settings import OpenAISettings, read_settings
@@ -9,7 +11,8 @@ from palestra.gym.models.upstream import Upstream
 from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.wire import GymRequest, GymResponse, encoded
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatBody, ChatCompletion, ModelResponse, ResponsesParams
+from palestra.util.json_types import JsonObject, JsonPayload
 
 
 class OpenAIModel(ModelServer):
@@ -27,18 +30,18 @@ class OpenAIModel(ModelServer):
     async def look(self, path: str) -> GymResponse | None:
         return GymResponse(body=dict(self.upstream.counts)) if path == "/stats" else None
 
-    async def respond(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
-        body = {**self.settings.extra_body, **beside, **params, "model": self.settings.openai_model}
+    async def respond(self, call: GymRequest, params: ResponsesParams, beside: JsonPayload) -> ModelResponse:
+        body: JsonObject = {**self.settings.extra_body, **beside, **params, "model": self.settings.openai_model}
         if self.settings.drop_input_reasoning_items and isinstance(body["input"], list):
             body["input"] = [item for item in body["input"] if item.get("type") != "reasoning"]
         return whole_response(await self.upstream.post(call.session_id, "/responses", body), self.upstream)
 
-    async def complete(self, call: GymRequest, body: JsonObject) -> JsonObject:
-        body = {**self.settings.extra_body, **body, "model": self.settings.openai_model}
-        return whole_completion(await self.upstream.post(call.session_id, "/chat/completions", body), self.upstream)
+    async def complete(self, call: GymRequest, body: ChatBody) -> ChatCompletion:
+        given = {**self.settings.extra_body, **body, "model": self.settings.openai_model}
+        return whole_completion(await self.upstream.post(call.session_id, "/chat/completions", given), self.upstream)
 
 
-def whole_response(answer: JsonObject, upstream: Upstream) -> JsonObject:
+def whole_response(answer: Any, upstream: Upstream) -> ModelResponse:
     """Checks the answer. Raises BadAnswer, so that readers may rely on its structure."""
     output = answer.get("output")
     if not isinstance(output, list) or not all(isinstance(item, dict) and "type" in item for item in output):
@@ -46,7 +49,7 @@ def whole_response(answer: JsonObject, upstream: Upstream) -> JsonObject:
     return answer
 
 
-def whole_completion(answer: JsonObject, upstream: Upstream, *, key: str = "message") -> JsonObject:
+def whole_completion(answer: Any, upstream: Upstream, *, key: str = "message") -> ChatCompletion:
     """The same for chat completions; `key` is what a choice must have."""
     choices = answer.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None

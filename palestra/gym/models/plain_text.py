@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from palestra.gym.errors import BadRequest, GymConfigError
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatCompletion
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from palestra.chat.templates import ChatTemplate
@@ -47,7 +49,7 @@ def template_of(folder: Path, where: str) -> ChatTemplate:
         raise GymConfigError(f"the model server {where!r}: render_chat_template: {e}") from None
 
 
-def text_request(body: JsonObject, template: ChatTemplate | None, *, with_ids: bool) -> JsonObject:
+def text_request(body: JsonMapping, template: ChatTemplate | None, *, with_ids: bool) -> JsonObject:
     """Returns the completions request. With a template, tool calls come back as the text that the model wrote."""
     request = {key: value for key, value in body.items() if key not in OF_CHATS}
     request["prompt"] = _prompt(body) if template is None else _rendered(template, body)
@@ -60,7 +62,7 @@ def text_request(body: JsonObject, template: ChatTemplate | None, *, with_ids: b
     return request
 
 
-def as_chat(answer: JsonObject, *, model: str) -> JsonObject:
+def as_chat(answer: JsonMapping, *, model: str) -> ChatCompletion:
     choice = answer["choices"][0]
     return {
         "id": answer.get("id") or f"chatcmpl-{uuid4().hex}",
@@ -78,7 +80,7 @@ def as_chat(answer: JsonObject, *, model: str) -> JsonObject:
     }
 
 
-def _rendered(template: ChatTemplate, body: JsonObject) -> str:
+def _rendered(template: ChatTemplate, body: JsonMapping) -> str:
     from palestra.chat import ChatError
 
     messages = [
@@ -91,7 +93,7 @@ def _rendered(template: ChatTemplate, body: JsonObject) -> str:
         raise BadRequest(("messages",), str(e)) from None
 
 
-def _prompt(body: JsonObject) -> str:
+def _prompt(body: JsonMapping) -> str:
     messages = body["messages"]
     if body.get("tools"):
         raise BadRequest(("tools",), "use_completions_api supports tools only with render_chat_template")
@@ -105,7 +107,7 @@ def _prompt(body: JsonObject) -> str:
     return "\n\n".join(_text(message) for message in messages)
 
 
-def _text(message: JsonObject) -> str:
+def _text(message: Message) -> str:
     content = message.get("content")
     if isinstance(content, str):
         return content

@@ -14,8 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypedDict
 
 from palestra.types.gym import MASK_SAMPLE, ROUTED_EXPERTS, TOKEN_FIELDS
+from palestra.types.openai import ResponseItem
 from palestra.util.json_types import JsonMapping, JsonObject
 
 CAPTURE = "_ng_token_capture"
@@ -42,12 +44,21 @@ class _Call:
     """Calls that continue from here, by their prompts."""
 
 
+class MergeMetrics(TypedDict):
+    """What a row says about its merge."""
+
+    calls: int
+    delivered: int
+    conversations: int
+    fault: MergeFault | None
+
+
 @dataclass(slots=True)
 class MergedCalls:
-    output: list[JsonObject]
+    output: list[ResponseItem]
     """Items of the delivered calls; each call's last item has its ids, which begin with all those before it."""
     fault: MergeFault | None
-    metrics: JsonObject
+    metrics: MergeMetrics
 
 
 def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> MergedCalls:
@@ -70,7 +81,7 @@ def rebuild(entries: Sequence[JsonMapping], *, is_incomplete: bool = False) -> M
             fault = fault or MergeFault.FORK
             break
         attempts = next(iter(call.attempts.values()), [])
-    metrics = {"calls": len(calls), "delivered": len(chain), "conversations": len(roots), "fault": fault}
+    metrics: MergeMetrics = {"calls": len(calls), "delivered": len(chain), "conversations": len(roots), "fault": fault}
     return MergedCalls([item for call in chain for item in _items(call.entry)], fault, metrics)
 
 
@@ -110,7 +121,7 @@ def _chosen(attempts: list[_Call]) -> _Call | None:
     return None
 
 
-def _items(entry: JsonMapping) -> list[JsonObject]:
+def _items(entry: JsonMapping) -> list[ResponseItem]:
     items = list(entry["output_items"])
     at = entry["token_item_index"]
     ids = {key: entry[key] for key in (*TOKEN_FIELDS, ROUTED_EXPERTS) if entry.get(key) is not None}

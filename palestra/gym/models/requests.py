@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 from palestra.gym.errors import BadRequest
 from palestra.types.gym import TOKEN_FIELDS
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.openai import FunctionTool, ResponsesParams
+from palestra.util.json_types import JsonMapping, JsonPayload
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +50,9 @@ ROLES = ("user", "assistant", "system", "developer")
 NAMESPACE = "__"
 
 
-def checked(body: JsonMapping) -> JsonObject:
+def checked(body: JsonMapping) -> ResponsesParams:
     """Returns the body without nulls. Raises BadRequest."""
-    params: JsonObject = {}
+    params: Any = {}
     for key, value in body.items():
         kinds = FIELDS.get(key)
         if kinds is None:
@@ -91,7 +93,7 @@ def _check_item(at: int, item: object) -> None:
 # Streaming harnesses
 
 
-def fitted(body: JsonMapping) -> tuple[JsonObject, dict[str, tuple[str, str]]]:
+def fitted(body: JsonMapping) -> tuple[JsonPayload, dict[str, tuple[str, str]]]:
     """Converts a streaming harness's body to a plain one, and returns how the names of its grouped tools were joined.
 
     What a gym does not support is dropped and logged: losing a tool or a note is better than losing the rollout.
@@ -112,18 +114,18 @@ def fitted(body: JsonMapping) -> tuple[JsonObject, dict[str, tuple[str, str]]]:
     return params, joined
 
 
-def _flattened(tools: object, joined: dict[str, tuple[str, str]]) -> list[JsonObject]:
+def _flattened(tools: object, joined: dict[str, tuple[str, str]]) -> list[FunctionTool]:
     """Returns plain function tools; those of a namespace get one joined name."""
-    flat: list[JsonObject] = []
+    flat: list[FunctionTool] = []
     for tool in tools if isinstance(tools, list) else ():
         if not isinstance(tool, dict):
             continue
-        if tool.get("type") == "function" and isinstance(tool.get("name"), str):
+        if _is_function(tool):
             flat.append(tool)
         elif tool.get("type") == "namespace":
             group = str(tool.get("name") or "")
             for one in tool.get("tools") or ():
-                if isinstance(one, dict) and isinstance(one.get("name"), str):
+                if _is_named(one):
                     name = f"{group}{NAMESPACE}{one['name']}"
                     joined[name] = (group, one["name"])
                     flat.append({**one, "type": "function", "name": name})
@@ -132,10 +134,19 @@ def _flattened(tools: object, joined: dict[str, tuple[str, str]]) -> list[JsonOb
     return flat
 
 
+def _is_function(tool: object) -> TypeGuard[FunctionTool]:
+    return _is_named(tool) and tool.get("type") == "function"
+
+
+def _is_named(tool: object) -> TypeGuard[FunctionTool]:
+    """In a namespace, a tool may go without its type."""
+    return isinstance(tool, dict) and isinstance(tool.get("name"), str)
+
+
 CHAT_ITEMS = ("message", "reasoning", "function_call", "function_call_output")
 
 
-def _fit_item(item: object, tools: list[JsonObject], joined: dict[str, tuple[str, str]]) -> JsonObject | None:
+def _fit_item(item: object, tools: list[FunctionTool], joined: dict[str, tuple[str, str]]) -> JsonPayload | None:
     if not isinstance(item, dict):
         return None
     kind = item.get("type") or ("message" if item.get("role") in ROLES else None)

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TypedDict
 from uuid import uuid4
 
 from palestra.gym.wire import GymResponse, encoded
 from palestra.net.chat_apis import anthropic_format as anthropic
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.anthropic import AnthropicMessage, MessageBlock, MessageEnding, MessageEvent
+from palestra.types.openai import (
+    ChatCompletion,
+    ChunkChoice,
+    CompletionChoice,
+    ContentPart,
+    ModelResponse,
+    ResponseItem,
+    StreamEvent,
+)
+from palestra.util.json_types import JsonPayload
 
 DONE = b"data: [DONE]\n\n"
 
@@ -16,29 +27,29 @@ def streamed(events: Iterator[bytes]) -> GymResponse:
     return GymResponse(body=b"".join(events), content_type="text/event-stream")
 
 
-def _event(data: JsonObject) -> bytes:
+def _event(data: StreamEvent | MessageEvent) -> bytes:
     return b"event: " + data["type"].encode() + b"\ndata: " + encoded(data) + b"\n\n"
 
 
 # Chat completions
 
 
-def chat_events(completion: JsonMapping, *, has_usage: bool) -> Iterator[bytes]:
+def chat_events(completion: ChatCompletion, *, has_usage: bool) -> Iterator[bytes]:
     for choice in completion["choices"]:
         for delta, finish in _deltas(choice):
-            choice_out = {"index": choice.get("index", 0), "delta": delta, "finish_reason": finish}
+            choice_out: ChunkChoice = {"index": choice.get("index", 0), "delta": delta, "finish_reason": finish}
             yield _chunk(completion, [choice_out])
-    if has_usage and completion.get("usage") is not None:
-        yield _chunk(completion, [], usage=completion["usage"])
+    if has_usage and (usage := completion.get("usage")) is not None:
+        yield _chunk(completion, [], usage=usage)
     yield DONE
 
 
-def _chunk(completion: JsonMapping, choices: list[JsonObject], **more: object) -> bytes:
+def _chunk(completion: ChatCompletion, choices: list[ChunkChoice], **more: object) -> bytes:
     head = {key: completion.get(key) for key in ("id", "created", "model")}
     return b"data: " + encoded({**head, "object": "chat.completion.chunk", "choices": choices, **more}) + b"\n\n"
 
 
-def _deltas(choice: JsonMapping) -> Iterator[tuple[JsonObject, str | None]]:
+def _deltas(choice: CompletionChoice) -> Iterator[tuple[JsonPayload, str | None]]:
     message = choice["message"]
     yield {"role": message.get("role") or "assistant"}, None
     reasoning = message.get("reasoning_content") or message.get("reasoning")
@@ -55,7 +66,16 @@ def _deltas(choice: JsonMapping) -> Iterator[tuple[JsonObject, str | None]]:
 # Responses
 
 
-def response_events(response: JsonObject, joined: Mapping[str, tuple[str, str]]) -> Iterator[bytes]:
+class EventPlace(TypedDict, total=False):
+    """Where in the answer an event is."""
+
+    output_index: int
+    item_id: str | None
+    content_index: int
+    summary_index: int
+
+
+def response_events(response: ModelResponse, joined: Mapping[str, tuple[str, str]]) -> Iterator[bytes]:
     """`joined` has names of tools that the client knows as (namespace, name)."""
     output = [_apart(item, joined) for item in response["output"]]
     for number, event in enumerate(_response_events(response, output)):
@@ -72,14 +92,15 @@ def failure_events(message: str) -> Iterator[bytes]:
     yield _event({"type": "response.failed", "response": failed, "sequence_number": 1})
 
 
-def _apart(item: JsonObject, joined: Mapping[str, tuple[str, str]]) -> JsonObject:
-    if item["type"] != "function_call" or item.get("name") not in joined:
+def _apart(item: ResponseItem, joined: Mapping[str, tuple[str, str]]) -> ResponseItem:
+    called = item.get("name")
+    if item["type"] != "function_call" or called is None or called not in joined:
         return item
-    namespace, name = joined[item["name"]]
+    namespace, name = joined[called]
     return {**item, "namespace": namespace, "name": name}
 
 
-def _response_events(response: JsonObject, output: list[JsonObject]) -> Iterator[JsonObject]:
+def _response_events(response: ModelResponse, output: list[ResponseItem]) -> Iterator[StreamEvent]:
     begun = {**response, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
@@ -88,8 +109,8 @@ def _response_events(response: JsonObject, output: list[JsonObject]) -> Iterator
     yield {"type": "response.completed", "response": {**response, "output": output}}
 
 
-def _item_events(at: int, item: JsonObject) -> Iterator[JsonObject]:
-    where = {"output_index": at, "item_id": item.get("id")}
+def _item_events(at: int, item: ResponseItem) -> Iterator[StreamEvent]:
+    where: EventPlace = {"output_index": at, "item_id": item.get("id")}
     match item["type"]:
         case "message":
             yield {"type": "response.output_item.added", "output_index": at, "item": {**item, "content": []}}
@@ -109,18 +130,20 @@ def _item_events(at: int, item: JsonObject) -> Iterator[JsonObject]:
     yield {"type": "response.output_item.done", "output_index": at, "item": item}
 
 
-def _text_events(where: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
+def _text_events(where: EventPlace, part: ContentPart) -> Iterator[StreamEvent]:
     kind = "refusal" if part.get("type") == "refusal" else "text"
     name = "response.refusal" if kind == "refusal" else "response.output_text"
     yield {"type": "response.content_part.added", **where, "part": {**part, kind: ""}}
     content = part.get(kind) or ""
     if content:
         yield {"type": f"{name}.delta", **where, "delta": content, "logprobs": []}
-    yield {"type": f"{name}.done", **where, kind: content, "logprobs": []}
+    done: StreamEvent = {"type": f"{name}.done", **where}
+    done[kind], done["logprobs"] = content, []
+    yield done
     yield {"type": "response.content_part.done", **where, "part": part}
 
 
-def _summary_events(where: JsonObject, part: JsonObject) -> Iterator[JsonObject]:
+def _summary_events(where: EventPlace, part: ContentPart) -> Iterator[StreamEvent]:
     yield {"type": "response.reasoning_summary_part.added", **where, "part": {**part, "text": ""}}
     yield {"type": "response.reasoning_summary_text.delta", **where, "delta": part.get("text")}
     yield {"type": "response.reasoning_summary_text.done", **where, "text": part.get("text")}
@@ -130,21 +153,23 @@ def _summary_events(where: JsonObject, part: JsonObject) -> Iterator[JsonObject]
 # Messages
 
 
-def message_events(message: JsonObject) -> Iterator[bytes]:
+def message_events(message: AnthropicMessage) -> Iterator[bytes]:
     yield _event(anthropic.message_start(message))
     for index, block in enumerate(message["content"]):
         empty, piece = _block(block)
         yield _event(anthropic.block_start(index, empty))
         yield _event(anthropic.block_delta(index, block["type"], piece))
         yield _event(anthropic.block_stop(index))
-    ended = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
+    ended: MessageEnding = {"stop_reason": message["stop_reason"], "stop_sequence": message["stop_sequence"]}
     yield _event(anthropic.message_delta(ended, message["usage"]))
     yield _event(anthropic.MESSAGE_STOP)
 
 
-def _block(block: JsonObject) -> tuple[JsonObject, str]:
+def _block(block: MessageBlock) -> tuple[MessageBlock, str]:
     """Returns the block as it begins, and what it says."""
     if block["type"] == "tool_use":
         return {**block, "input": {}}, encoded(block["input"]).decode()
     _, text = anthropic.DELTAS[block["type"]]
-    return {**block, text: ""}, block[text]
+    empty: MessageBlock = {**block}
+    empty[text] = ""
+    return empty, block[text]

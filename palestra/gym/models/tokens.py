@@ -9,7 +9,9 @@ from typing import Any
 
 from palestra.gym.wire import encoded
 from palestra.types.gym import TOKEN_FIELDS
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.openai import ChatCompletion
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonMapping
 
 PREFIX = "token_id:"
 ASKED = {"logprobs": True, "top_logprobs": 0, "return_tokens_as_token_ids": True, "n": 1}
@@ -23,7 +25,7 @@ class TokensMissing(ValueError):
     """An answer without ids, or with contradictory ones. The message says which."""
 
 
-def found_on_message(message: JsonMapping) -> bool:
+def found_on_message(message: Message) -> bool:
     """Whether the engine put all three fields there itself. Raises TokensMissing if it put only some."""
     given = [key for key in TOKEN_FIELDS if message.get(key) is not None]
     if given and len(given) != len(TOKEN_FIELDS):
@@ -66,7 +68,7 @@ def prompt_ids(completion: JsonMapping) -> list[int] | None:
     return completion["choices"][0].get("prompt_token_ids") if ids is None else ids
 
 
-def put(completion: JsonObject, prompt: Sequence[int], ids: list[int], logprobs: list[float]) -> None:
+def put(completion: ChatCompletion, prompt: Sequence[int], ids: list[int], logprobs: list[float]) -> None:
     """Puts the ids on the message of the answer, in place; the fields that carried them are removed."""
     choice = completion["choices"][0]
     values: tuple[Any, ...] = (prompt, ids, logprobs)
@@ -74,7 +76,7 @@ def put(completion: JsonObject, prompt: Sequence[int], ids: list[int], logprobs:
     clean(completion)
 
 
-def clean(completion: JsonObject) -> None:
+def clean(completion: ChatCompletion) -> None:
     completion.pop("prompt_token_ids", None)
     for key in ("logprobs", "token_ids", "prompt_token_ids"):
         completion["choices"][0].pop(key, None)
@@ -109,7 +111,7 @@ class CallSeeds:
         self._calls: OrderedDict[str, int] = OrderedDict()
         self._most = most
 
-    def next(self, rollout_seed: str, messages: Sequence[JsonMapping]) -> int:
+    def next(self, rollout_seed: str, messages: Sequence[Message]) -> int:
         """Each call has a seed of its own: with one for the rollout, every turn would be drawn with the same random
         numbers, and an agent that asks the same question again would get the same answer for ever. It is derived from
         the call's number and, for a server that was restarted in the middle, from its messages; without ids of calls

@@ -32,7 +32,7 @@ from palestra.gym.wire import encoded
 from palestra.net.http_client import AnswerTooLarge, CallFailed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym_failures import FailureClass
 from palestra.util.backoff import Backoff, retry_after_s
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Upstream:
     async def close(self) -> None:
         await self._client.close()
 
-    async def post(self, session_id: str, path: str, body: JsonMapping) -> JsonObject:
+    async def post(self, session_id: str, path: str, body: JsonPayload) -> JsonObject:
         """Returns the answer, a JSON object. Raises PeerFailed, UnreachableServer."""
         payload = encoded(body)
         self.counts["calls"] += 1

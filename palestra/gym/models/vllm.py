@@ -20,7 +20,9 @@ from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.wire import GymRequest, GymResponse, encoded
 from palestra.types.gym import EXTRA_BODY, POLICY, ROLLOUT_SEED, TOKEN_FIELDS
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatBody, ChatCompletion, ModelResponse, ResponsesParams
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 CHAT, TEXT, RESPONSES, TOKENIZE = "/chat/completions", "/completions", "/responses", "/tokenize"
 TOO_LONG = (b"context length", b"max_tokens", b"context_length_exceeded")
@@ -46,23 +48,25 @@ class VLLMModel(ModelServer):
     async def look(self, path: str) -> GymResponse | None:
         return GymResponse(body=dict(self.upstream.counts)) if path == "/stats" else None
 
-    async def respond(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
+    async def respond(self, call: GymRequest, params: ResponsesParams, beside: JsonPayload) -> ModelResponse:
         settings = self.settings
         if settings.is_responses_native:
             return await self._respond_natively(call, params, beside)
         body = chat_request(params, with_ids=settings.return_token_id_information)
-        completion = await self.complete(call, body | beside)
+        for name, value in beside.items():
+            body[name] = value
+        completion = await self.complete(call, body)
         return response(params, completion, model=self._model(params), has_thoughts=settings.uses_reasoning_parser)
 
-    async def complete(self, call: GymRequest, body: JsonObject) -> JsonObject:
-        body = self._request(body)
-        messages = body["messages"]
+    async def complete(self, call: GymRequest, body: ChatBody) -> ChatCompletion:
+        request = self._request(body)
+        messages = request["messages"]
         if not self.settings.sequential_reasoning_allowed and _is_only_thought(messages[-1]):
             return self._empty("content_filter")
         try:
             if self.settings.use_completions_api:
-                return await self._complete_text(call, body)
-            answer = await self.upstream.post(call.session_id, CHAT, body)
+                return await self._complete_text(call, request)
+            answer = await self.upstream.post(call.session_id, CHAT, request)
         except PeerFailed as error:
             if error.status == 400 and any(text in error.body for text in TOO_LONG):
                 return self._empty("length")
@@ -70,16 +74,17 @@ class VLLMModel(ModelServer):
         completion = whole_completion(answer, self.upstream)
         self._join_thoughts(completion, CHAT)
         if self.settings.return_token_id_information:
-            await self._place_tokens(call, body, completion)
+            await self._place_tokens(call, request, completion)
         return completion
 
     # Requests
 
-    def _request(self, body: JsonObject) -> JsonObject:
+    def _request(self, given: ChatBody) -> JsonObject:
         """Returns the request for the endpoint: `extra_body` of the settings has the lowest precedence,
         `sampling_overrides` the highest."""
         settings = self.settings
-        body = {**body, "model": self._model(body), "messages": [self._message(one) for one in body["messages"]]}
+        messages = [self._message(one) for one in given["messages"]]
+        body: JsonObject = {**given, "model": self._model(given), "messages": messages}
         metadata = body.get("metadata")
         if not isinstance(metadata, dict):
             metadata = {}
@@ -100,12 +105,12 @@ class VLLMModel(ModelServer):
             beneath["seed"] = self._seeds.next(metadata[ROLLOUT_SEED], body["messages"])
         return beneath | body | (settings.sampling_overrides or {})
 
-    def _model(self, body: JsonObject) -> str:
+    def _model(self, body: JsonMapping) -> str:
         metadata = body.get("metadata")
         policy = metadata.get(POLICY) if isinstance(metadata, dict) else None
         return policy if isinstance(policy, str) and policy else self.settings.model
 
-    def _message(self, message: object) -> JsonObject:
+    def _message(self, message: object) -> Message:
         """Returns a message with roles and reasoning as the endpoint expects them. The given one is not changed."""
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise BadRequest(("messages",), "Input should be a list of messages with a role", given=message)
@@ -135,7 +140,7 @@ class VLLMModel(ModelServer):
 
     # Answers
 
-    def _join_thoughts(self, completion: JsonObject, path: str) -> None:
+    def _join_thoughts(self, completion: ChatCompletion, path: str) -> None:
         """Moves reasoning into think tags in the content, the one form from which all three APIs are served."""
         message = completion["choices"][0]["message"]
         older, newer = message.pop("reasoning_content", None), message.pop("reasoning", None)
@@ -151,7 +156,7 @@ class VLLMModel(ModelServer):
             )
         message["content"] = f"<think>{thought}</think>{message.get('content') or ''}"
 
-    async def _place_tokens(self, call: GymRequest, body: JsonObject, completion: JsonObject) -> None:
+    async def _place_tokens(self, call: GymRequest, body: JsonMapping, completion: ChatCompletion) -> None:
         choice = completion["choices"][0]
         try:
             if tokens.found_on_message(choice["message"]):
@@ -165,14 +170,14 @@ class VLLMModel(ModelServer):
             prompt = await self._tokenized(call, {key: body[key] for key in TOKENIZED if key in body})
         tokens.put(completion, prompt, ids, logprobs)
 
-    async def _tokenized(self, call: GymRequest, body: JsonObject) -> list[int]:
+    async def _tokenized(self, call: GymRequest, body: JsonPayload) -> list[int]:
         tokenized = await self.upstream.post(call.session_id, TOKENIZE, body)
         prompt = tokenized.get("tokens")
         if not isinstance(prompt, list):
             raise self._bad(TOKENIZE, "no `tokens`", tokenized)
         return prompt
 
-    def _empty(self, finish: str) -> JsonObject:
+    def _empty(self, finish: str) -> ChatCompletion:
         message = {"role": "assistant", "content": None, "tool_calls": None}
         return {
             "id": f"chatcmpl-{uuid4().hex}",
@@ -188,7 +193,7 @@ class VLLMModel(ModelServer):
 
     # Other routes of the endpoint
 
-    async def _complete_text(self, call: GymRequest, body: JsonObject) -> JsonObject:
+    async def _complete_text(self, call: GymRequest, body: JsonMapping) -> ChatCompletion:
         request = text_request(body, self._template, with_ids=self.settings.return_token_id_information)
         answer = whole_completion(await self.upstream.post(call.session_id, TEXT, request), self.upstream, key="text")
         choice = answer["choices"][0]
@@ -205,9 +210,9 @@ class VLLMModel(ModelServer):
         tokens.put(completion, prompt, ids, logprobs)
         return completion
 
-    async def _respond_natively(self, call: GymRequest, params: JsonObject, beside: JsonObject) -> JsonObject:
+    async def _respond_natively(self, call: GymRequest, params: ResponsesParams, beside: JsonPayload) -> ModelResponse:
         settings = self.settings
-        body = {**(settings.extra_body or {}), **beside, **params, "model": self._model(params)}
+        body: JsonObject = {**(settings.extra_body or {}), **beside, **params, "model": self._model(params)}
         if settings.chat_template_kwargs:
             body["chat_template_kwargs"] = settings.chat_template_kwargs
         if settings.replace_developer_role_with_system and isinstance(body["input"], list):
@@ -224,11 +229,11 @@ class VLLMModel(ModelServer):
         return tokenized
 
 
-def _is_only_thought(message: JsonObject) -> bool:
+def _is_only_thought(message: Message) -> bool:
     return message["role"] == "assistant" and not message.get("content") and not message.get("tool_calls")
 
 
-def _object(metadata: JsonObject, key: str) -> JsonObject:
+def _object(metadata: JsonMapping, key: str) -> JsonObject:
     """Parses JSON text in the metadata, which can hold text only."""
     text = metadata.get(key)
     if not text:

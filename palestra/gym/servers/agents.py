@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from palestra.gym.errors import BadCall, PeerFailed, RolloutTimeout
 from palestra.gym.records import ROLLOUT_NAME, ServerInstance, ServerKind
-from palestra.gym.servers.base import GymServer, Peers, aggregated
+from palestra.gym.servers.base import GymServer, Peers, RouteSchemas, aggregated
 from palestra.gym.servers.responses import checked_params, checked_verdict, filled_row
 from palestra.gym.servers.settings import ServerReference, settings_of, settings_type
 from palestra.gym.wire import NO_COOKIES, Cookies, GymRequest, GymResponse
@@ -101,7 +101,7 @@ class AgentServer(GymServer, Generic[S]):
                 return await self.aggregate(call)
         raise BadCall(404, "Not Found")
 
-    def routes(self) -> dict[str, JsonObject]:
+    def routes(self) -> RouteSchemas:
         return {path: {"type": "object"} for path in ("/run", "/v1/responses", "/aggregate_metrics")}
 
     async def asked(

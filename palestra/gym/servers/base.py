@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 from palestra.gym.call_counts import CallCounts
 from palestra.gym.errors import BadCall
@@ -11,7 +11,7 @@ from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Cookies, GymRequest, GymResponse
 from palestra.types.gym import ROLLOUT_INDEX, TASK_INDEX
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 
 class Peers(Protocol):
@@ -35,6 +35,10 @@ class Peers(Protocol):
         """Sends a POST and returns the answer, whatever its status. Raises UnreachableServer after bounded retries; a
         request is sent again only if there was no connection, or if its path may be repeated."""
         ...
+
+
+RouteSchemas: TypeAlias = dict[str, JsonPayload]
+"""JSON Schemas of bodies by path."""
 
 
 class GymServer:
@@ -66,7 +70,7 @@ class GymServer:
         """Answers a POST. Exceptions become a 500 with NeMo Gym's text."""
         raise NotImplementedError
 
-    def routes(self) -> dict[str, JsonObject]:
+    def routes(self) -> RouteSchemas:
         """JSON Schema of the body by path, for `/openapi.json`."""
         return {}
 

@@ -8,10 +8,9 @@ from msgspec import Struct
 
 from palestra.gym.errors import BadCall
 from palestra.gym.records import ServerInstance, ServerKind
-from palestra.gym.servers.base import GymServer, Peers
+from palestra.gym.servers.base import GymServer, Peers, RouteSchemas
 from palestra.gym.servers.settings import ServerReference, settings_of
 from palestra.gym.wire import GymRequest, GymResponse
-from palestra.util.json_types import JsonObject
 
 PATHS = ("/run", "/aggregate_metrics")
 
@@ -41,5 +40,5 @@ class LegacyAgent(GymServer):
             raise BadCall(404, "Not Found")
         return await self.peers.post(self.settings.agent_server.name, call.path, call.body, cookies=call.cookies)
 
-    def routes(self) -> dict[str, JsonObject]:
+    def routes(self) -> RouteSchemas:
         return {path: {"type": "object"} for path in PATHS}

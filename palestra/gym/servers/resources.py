@@ -27,7 +27,7 @@ from msgspec import Meta, Struct, field
 
 from palestra.gym.errors import BadCall, GymConfigError, JudgeError, PeerFailed
 from palestra.gym.records import ServerInstance, ServerKind
-from palestra.gym.servers.base import GymServer, Peers, aggregated
+from palestra.gym.servers.base import GymServer, Peers, RouteSchemas, aggregated
 from palestra.gym.servers.handlers import Handler, ToolSpec
 from palestra.gym.servers.mcp import PURPOSE, McpEndpoint
 from palestra.gym.servers.responses import check_given
@@ -154,8 +154,8 @@ class ResourcesServer(GymServer, Generic[S]):
     async def look(self, path: str) -> GymResponse | None:
         return GymResponse(body=self.reverify_mode.value) if path == "/reverify_mode" else None
 
-    def routes(self) -> dict[str, JsonObject]:
-        own: dict[str, JsonObject] = {path: {"type": "object"} for path in self._table}
+    def routes(self) -> RouteSchemas:
+        own: RouteSchemas = {path: {"type": "object"} for path in self._table}
         return own | {f"/{one.name}": one.parameters for one in self.tool_specs()}
 
     async def close(self) -> None:

@@ -6,7 +6,8 @@ rules.
 
 from __future__ import annotations
 
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.types.anthropic import MessageBlock, MessageEnding, MessageEvent, MessageHead
+from palestra.util.json_types import JsonMapping, JsonPayload
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 """Stop reasons by the finish reasons of chat completions."""
@@ -19,16 +20,16 @@ DELTAS = {
     "tool_use": ("input_json_delta", "partial_json"),
 }
 """What comes in pieces: the type of a piece, and the field that has it."""
-PING: JsonObject = {"type": "ping"}
-MESSAGE_STOP: JsonObject = {"type": "message_stop"}
+PING: MessageEvent = {"type": "ping"}
+MESSAGE_STOP: MessageEvent = {"type": "message_stop"}
 
 
-def new_message(message_id: str, model: str) -> JsonObject:
+def new_message(message_id: str, model: str) -> MessageHead:
     """Returns a message without its content."""
     return {"id": message_id, "type": "message", "role": "assistant", "model": model}
 
 
-def tool_use(call_id: object, name: object, arguments: JsonMapping) -> JsonObject:
+def tool_use(call_id: object, name: object, arguments: JsonMapping) -> MessageBlock:
     return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
@@ -41,24 +42,24 @@ def prompt_tokens(usage: JsonMapping) -> int:
 # Events
 
 
-def message_start(message: JsonMapping) -> JsonObject:
+def message_start(message: JsonPayload) -> MessageEvent:
     """Begins a message whose content and end are not known yet."""
     return {"type": "message_start", "message": {**message, "content": [], "stop_reason": None, "stop_sequence": None}}
 
 
-def block_start(index: int, block: JsonMapping) -> JsonObject:
+def block_start(index: int, block: MessageBlock) -> MessageEvent:
     return {"type": "content_block_start", "index": index, "content_block": block}
 
 
-def block_delta(index: int, kind: str, piece: str) -> JsonObject:
+def block_delta(index: int, kind: str, piece: str) -> MessageEvent:
     """Returns a piece of a block, or of its signature; see `DELTAS`."""
     delta, field = DELTAS[kind]
     return {"type": "content_block_delta", "index": index, "delta": {"type": delta, field: piece}}
 
 
-def block_stop(index: int) -> JsonObject:
+def block_stop(index: int) -> MessageEvent:
     return {"type": "content_block_stop", "index": index}
 
 
-def message_delta(ending: JsonMapping, usage: JsonMapping) -> JsonObject:
+def message_delta(ending: MessageEnding, usage: JsonPayload) -> MessageEvent:
     return {"type": "message_delta", "delta": ending, "usage": usage}

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from palestra.server.core.errors import ApiError, Refusal, not_kept
 from palestra.server.core.wire_errors import WireError, shown, wire_error_of
 from palestra.store.errors import StoreError
+from palestra.types.openai import ErrorEnvelope
 from palestra.util.json_types import JsonObject
 
 log = structlog.get_logger()
@@ -91,12 +92,12 @@ _KINDS = {401: "invalid_request_error", 403: "permission_error", 429: "rate_limi
 _CODES = {401: "invalid_api_key", 404: "not_found", 413: "request_too_large", 429: "rate_limit_exceeded"}
 
 
-def envelope(status: int, detail: str, param: str | None = None, code: str | None = None) -> JsonObject:
+def envelope(status: int, detail: str, param: str | None = None, code: str | None = None) -> ErrorEnvelope:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": detail, "type": kind, "param": param, "code": code or _CODES.get(status)}}
 
 
-def refusal_body(error: Refusal) -> JsonObject:
+def refusal_body(error: Refusal) -> ErrorEnvelope:
     param, code = (error.param, error.code) if isinstance(error, ApiError) else (None, None)
     return envelope(error.status, error.detail, param, code)
 

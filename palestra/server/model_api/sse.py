@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 
 from palestra.server.http.connection import while_connected
 from palestra.server.model_api.json_text import dumps
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}  # a proxy must not buffer events
@@ -23,7 +23,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
-def event(data: JsonObject, name: str | None = None) -> bytes:
+def event(data: JsonPayload, name: str | None = None) -> bytes:
     """Returns one event as it is written; `name` for APIs that name their events."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + dumps(data) + b"\n\n"

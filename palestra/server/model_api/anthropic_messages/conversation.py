@@ -7,13 +7,14 @@ from collections.abc import Iterable, Sequence
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.anthropic_messages.errors import wrong
-from palestra.server.model_api.openai_chat.messages import MAX_MESSAGES, CallsSoFar
+from palestra.server.model_api.openai_chat.messages import MAX_MESSAGES, CallsSoFar, RenderedCall, RenderedFunction
 from palestra.server.model_api.openai_chat.pictures import PLACE
+from palestra.types.openai import ContentPart
+from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonMapping, JsonObject
 
 Block = JsonMapping
-Message = JsonObject
-Content = str | list[JsonObject]
+Content = str | list[ContentPart]
 
 ROLES = ("user", "assistant", "system")
 ERROR = "Error: "
@@ -81,7 +82,7 @@ def _result(block: Block, where: str) -> Message:
 def _assistant(blocks: Sequence[Block], where: str) -> Message:
     texts: list[str] = []
     thought: list[str] = []
-    calls: list[JsonObject] = []
+    calls: list[RenderedCall] = []
     for i, block in enumerate(blocks):
         match block.get("type"):
             case "tool_use":
@@ -95,7 +96,7 @@ def _assistant(blocks: Sequence[Block], where: str) -> Message:
     return _spoken("".join(texts), "\n".join(filter(None, map(str.strip, thought))), calls)
 
 
-def _spoken(content: str, reasoning: str, calls: list[JsonObject]) -> Message:
+def _spoken(content: str, reasoning: str, calls: list[RenderedCall]) -> Message:
     message: Message = {"role": "assistant", "content": content}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -104,11 +105,11 @@ def _spoken(content: str, reasoning: str, calls: list[JsonObject]) -> Message:
     return message
 
 
-def _call(block: Block, where: str) -> JsonObject:
+def _call(block: Block, where: str) -> RenderedCall:
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise wrong(where, f"input is {shown(arguments)}; it must be an object")
-    function = {"name": _string(block, "name", where), "arguments": arguments}
+    function: RenderedFunction = {"name": _string(block, "name", where), "arguments": arguments}
     return {"id": _string(block, "id", where), "type": "function", "function": function}
 
 
@@ -136,7 +137,7 @@ def _blocks(content: object, where: str) -> list[Block]:
 
 def _content(blocks: Sequence[Block], where: str, *, first: int = 0) -> Content:
     """Text, or parts of a chat message where there are pictures. `first`: the number of the first block."""
-    parts: list[JsonObject] = []
+    parts: list[ContentPart] = []
     for i, block in enumerate(blocks, first):
         if block.get("type") == "image":
             at = f"{where}[{i}]"
@@ -148,14 +149,17 @@ def _content(blocks: Sequence[Block], where: str, *, first: int = 0) -> Content:
 
 def _followed(*contents: Content) -> Content:
     """Contents of one message, one after the other."""
-    parts: list[JsonObject] = []
+    parts: list[ContentPart] = []
     for content in contents:
-        parts += [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if isinstance(content, str):
+            parts.append({"type": "text", "text": content})
+        else:
+            parts += content
     return _simplest(parts)
 
 
-def _simplest(parts: list[JsonObject]) -> Content:
-    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+def _simplest(parts: list[ContentPart]) -> Content:
+    return "".join(part.get("text", "") for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
 def _url(block: Block, where: str) -> str:

@@ -4,7 +4,7 @@ else.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired, TypedDict
 
 from fastapi import Response
 from fastapi.responses import JSONResponse
@@ -57,15 +57,29 @@ def headers(retry_after_s: float | None = None) -> dict[str, str]:
     return {"request-id": request_id()} | later
 
 
-def envelope(status: int, detail: str, code: str | None = None) -> JsonObject:
+class AnthropicErrorText(TypedDict):
+    type: str
+    message: str
+    details: NotRequired[dict[str, str]]
+
+
+class AnthropicErrorBody(TypedDict):
+    """The answer to a call that was refused."""
+
+    type: str
+    error: AnthropicErrorText
+    request_id: str
+
+
+def envelope(status: int, detail: str, code: str | None = None) -> AnthropicErrorBody:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    error: JsonObject = {"type": kind, "message": detail}
+    error: AnthropicErrorText = {"type": kind, "message": detail}
     if code is not None:
         error["details"] = {"error_code": code}
     return {"type": "error", "error": error, "request_id": request_id()}
 
 
-def refusal(error: Refusal) -> JsonObject:
+def refusal(error: Refusal) -> AnthropicErrorBody:
     if not isinstance(error, ApiError):
         return envelope(error.status, error.detail)
     if isinstance(error, ContextLengthError):  # in Anthropic's words, by which clients know that they have to compact

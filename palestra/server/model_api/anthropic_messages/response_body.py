@@ -6,18 +6,20 @@ import json
 from collections.abc import Iterable
 from hashlib import blake2b
 from itertools import groupby
+from typing import NotRequired, TypedDict
 
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.net.chat_apis.anthropic_format import STOP_REASONS, new_message, tool_use
 from palestra.server.model_api.anthropic_messages.schemas import MessagesRequest
 from palestra.server.model_api.openai_chat.events import ChatAnswer, ChatChoice, ChatFinishReason, TokenUsage, ToolCall
 from palestra.server.model_api.openai_chat.token_logprobs import LOWEST
-from palestra.util.json_types import JsonObject
+from palestra.types.anthropic import MessageBlock, MessageEnding, MessageUsage
+from palestra.util.json_types import JsonPayload
 
 Piece = ReasoningPiece | ContentPiece | ToolCall
 
 
-def whole(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
+def whole(answer: ChatAnswer, call: MessagesRequest) -> JsonPayload:
     (choice,) = answer.choices
     ids = {"prompt_token_ids": list(answer.prompt)} if call.return_token_ids else {}
     return {
@@ -30,14 +32,14 @@ def whole(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
     }
 
 
-def ended(choice: ChatChoice) -> JsonObject:
+def ended(choice: ChatChoice) -> MessageEnding:
     has_stop_sequence = choice.finish is ChatFinishReason.STOP and choice.stop is not None
     reason = "stop_sequence" if has_stop_sequence else STOP_REASONS[choice.finish]
     stop = choice.stop if isinstance(choice.stop, str) else None
     return {"stop_reason": reason, "stop_sequence": stop, "stop_details": None}
 
 
-def usage(used: TokenUsage) -> JsonObject:
+def usage(used: TokenUsage) -> MessageUsage:
     """Returns the usage. `input_tokens` are those that had to be read: Anthropic counts cached tokens separately."""
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,
@@ -48,7 +50,15 @@ def usage(used: TokenUsage) -> JsonObject:
     }
 
 
-def extras(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
+class MessageExtras(TypedDict):
+    """Our extensions of a message."""
+
+    trace_id: str
+    token_ids: NotRequired[list[int]]
+    logprobs: NotRequired[list[float]]
+
+
+def extras(answer: ChatAnswer, call: MessagesRequest) -> MessageExtras:
     """Returns our extensions, which are known when the answer is complete."""
     if not call.return_token_ids:
         return {"trace_id": answer.trace_id}
@@ -60,9 +70,9 @@ def extras(answer: ChatAnswer, call: MessagesRequest) -> JsonObject:
 # Blocks
 
 
-def blocks(pieces: Iterable[Piece], call: MessagesRequest) -> list[JsonObject]:
+def blocks(pieces: Iterable[Piece], call: MessagesRequest) -> list[MessageBlock]:
     """Returns blocks; neighbouring pieces of one kind are one block."""
-    found: list[JsonObject] = []
+    found: list[MessageBlock] = []
     for kind, group in groupby((piece for piece in pieces if not is_silent(piece)), key=type):
         if kind is ToolCall:
             calls = (one for one in group if isinstance(one, ToolCall))

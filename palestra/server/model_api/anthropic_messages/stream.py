@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
 from palestra.net.chat_apis import anthropic_format as anthropic
 from palestra.server.model_api.anthropic_messages import response_body as answers
-from palestra.server.model_api.anthropic_messages.errors import refusal
+from palestra.server.model_api.anthropic_messages.errors import AnthropicErrorBody, refusal
 from palestra.server.model_api.anthropic_messages.response_body import Piece, is_silent, signature
 from palestra.server.model_api.anthropic_messages.schemas import MessagesRequest
 from palestra.server.model_api.errors import as_refusal
@@ -21,7 +21,7 @@ from palestra.server.model_api.openai_chat.events import (
     ToolCall,
 )
 from palestra.server.model_api.sse import event
-from palestra.util.json_types import JsonObject
+from palestra.types.anthropic import MessageBlock, MessageEvent
 
 
 async def lines(
@@ -47,7 +47,7 @@ def failed(error: Exception) -> bytes:
     return _line(refusal(as_refusal(error)))
 
 
-def _line(written: JsonObject) -> bytes:
+def _line(written: MessageEvent | AnthropicErrorBody) -> bytes:
     return event(written, written["type"])
 
 
@@ -64,7 +64,7 @@ class _Writer:
         self._open: type[ReasoningPiece] | type[ContentPiece] | None = None
         self._thought = ""
 
-    def write(self, event: ChatEvent) -> Iterator[JsonObject]:
+    def write(self, event: ChatEvent) -> Iterator[MessageEvent]:
         match event:
             case StreamStarted(prompt=prompt):
                 yield from self._begin(prompt)
@@ -74,16 +74,19 @@ class _Writer:
             case StreamEnded(answer=answer):
                 yield from self._end(answer)
 
-    def _begin(self, prompt: Sequence[int]) -> Iterator[JsonObject]:
+    def _begin(self, prompt: Sequence[int]) -> Iterator[MessageEvent]:
         """Begins the message. How much of the prompt was cached is not known yet."""
         used = TokenUsage(prompt_tokens=len(prompt), completion_tokens=0, cached_tokens=0, reasoning_tokens=0)
-        message = anthropic.new_message(self._message_id, self._call.model) | {"usage": answers.usage(used)}
+        message: dict[str, object] = {
+            **anthropic.new_message(self._message_id, self._call.model),
+            "usage": answers.usage(used),
+        }
         if self._call.return_token_ids:
             message["prompt_token_ids"] = list(prompt)
         yield anthropic.message_start(message)
         yield anthropic.PING
 
-    def _say(self, piece: Piece) -> Iterator[JsonObject]:
+    def _say(self, piece: Piece) -> Iterator[MessageEvent]:
         if is_silent(piece):
             return
         if self._open is not None and not isinstance(piece, self._open):
@@ -103,18 +106,20 @@ class _Writer:
             if self._call.shows_thinking:
                 yield anthropic.block_delta(self._index, "thinking", piece.text)
 
-    def _end(self, answer: ChatAnswer) -> Iterator[JsonObject]:
+    def _end(self, answer: ChatAnswer) -> Iterator[MessageEvent]:
         if self._open is not None:
             yield from self._close()
         ended = anthropic.message_delta(answers.ended(answer.choices[0]), answers.usage(answer.usage))
-        yield ended | answers.extras(answer, self._call)
+        yield {**ended, **answers.extras(answer, self._call)}
         yield anthropic.MESSAGE_STOP
 
-    def _started(self, block: JsonObject, kind: type[ReasoningPiece] | type[ContentPiece] | None = None) -> JsonObject:
+    def _started(
+        self, block: MessageBlock, kind: type[ReasoningPiece] | type[ContentPiece] | None = None
+    ) -> MessageEvent:
         self._open = kind
         return anthropic.block_start(self._index, block)
 
-    def _close(self) -> Iterator[JsonObject]:
+    def _close(self) -> Iterator[MessageEvent]:
         if self._open is ReasoningPiece:
             yield anthropic.block_delta(self._index, "signature", signature(self._thought))
             self._thought = ""

@@ -14,6 +14,8 @@ from typing import Any
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.anthropic_messages.errors import wrong
 from palestra.server.model_api.hosted_tools import LeftOutTools, ToolSettings
+from palestra.types.openai import ChatTool
+from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonObject
 
 CLIENT_RUN = (None, "custom")
@@ -24,8 +26,8 @@ REFERENCE = "tool_reference"
 
 @dataclass(frozen=True, slots=True)
 class MessagesTools:
-    listed: list[JsonObject] = field(default_factory=list)
-    deferred: dict[str, JsonObject] = field(default_factory=dict)
+    listed: list[ChatTool] = field(default_factory=list)
+    deferred: dict[str, ChatTool] = field(default_factory=dict)
     """By name."""
     ignored: list[str] = field(default_factory=list)
 
@@ -47,7 +49,7 @@ def read_tools(given: Sequence[JsonObject], settings: ToolSettings) -> MessagesT
     return found
 
 
-def _tool(given: JsonObject, where: str, left_out: LeftOutTools) -> JsonObject:
+def _tool(given: JsonObject, where: str, left_out: LeftOutTools) -> ChatTool:
     callers = given.get("allowed_callers")
     if callers is not None and "direct" not in callers:
         raise wrong(where, f"allowed_callers: {shown(callers)} is not supported; the model calls every tool itself")
@@ -55,7 +57,7 @@ def _tool(given: JsonObject, where: str, left_out: LeftOutTools) -> JsonObject:
         left_out.ignored.append(f"input_examples.{given.get('name')}")
     if not isinstance(given.get("input_schema"), dict):
         raise wrong(where, f"input_schema is {shown(given.get('input_schema'))}; it must be a JSON schema")
-    function = {"name": given.get("name")}
+    function: Any = {"name": given.get("name")}
     if given.get("description") is not None:
         function["description"] = given["description"]
     function["parameters"] = given["input_schema"]
@@ -64,12 +66,10 @@ def _tool(given: JsonObject, where: str, left_out: LeftOutTools) -> JsonObject:
     return {"type": "function", "function": function}
 
 
-def with_references(
-    messages: Sequence[JsonObject], tools: MessagesTools
-) -> tuple[list[JsonObject], Mapping[str, JsonObject]]:
+def with_references(messages: Sequence[Message], tools: MessagesTools) -> tuple[list[Message], Mapping[str, ChatTool]]:
     """Returns the messages with the definitions of tools instead of references to them, and the deferred tools that
     were referred to."""
-    shown_tools: dict[str, JsonObject] = {}
+    shown_tools: dict[str, ChatTool] = {}
     known = {str(tool["function"]["name"]): tool for tool in tools.listed} | tools.deferred
 
     def definition(block: Any, where: str) -> Any:
@@ -88,7 +88,7 @@ def with_references(
             return block
         return {**block, "content": [definition(one, f"{where}.content[{i}]") for i, one in enumerate(content)]}
 
-    found: list[JsonObject] = []
+    found: list[Message] = []
     for i, message in enumerate(messages):
         content = message.get("content")
         if isinstance(content, list):

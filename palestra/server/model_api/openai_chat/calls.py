@@ -34,8 +34,9 @@ from palestra.server.model_api.openai_chat.sampling_plan import CallOrigin, Outp
 from palestra.server.model_api.openai_chat.schemas import ChatRequest
 from palestra.server.model_api.openai_chat.structured_output import chat_grammar, refuse_unknown_format
 from palestra.server.model_api.traces import CallTraces, TracedCall
+from palestra.types.rollouts import Message
 from palestra.types.sampling import SampledSequence
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonMapping
 
 EFFORT = "reasoning_effort"
 ChatOrigin = CallOrigin[ChatRequest]
@@ -47,7 +48,7 @@ class PreparedChat:
 
     plan: SamplingPlan
     prompt: Prompt
-    tools: Sequence[JsonObject] | None
+    tools: Sequence[JsonMapping] | None
     """None: calls are not searched for."""
     start: AnswerStart
 
@@ -179,9 +180,9 @@ def _prompt_request(
     return replace(request, template_kwargs={EFFORT: call.reasoning_effort, **request.template_kwargs})
 
 
-def message_of(choice: ChatChoice) -> JsonObject:
+def message_of(choice: ChatChoice) -> Message:
     """Returns the choice as it will come back in a history."""
-    message: JsonObject = {"role": "assistant", "content": choice.content}
+    message: Message = {"role": "assistant", "content": choice.content}
     if choice.reasoning is not None:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:

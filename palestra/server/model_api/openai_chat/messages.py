@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from palestra.chat.pictures import PictureMark
 from palestra.chat.tool_calls import MAX_DEPTH, is_too_deep, read_json
 from palestra.server.core.errors import ApiError
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
+from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonObject
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -26,7 +27,7 @@ TOKEN_FIELDS = (PROMPT_IDS, SAMPLED_IDS, LOGPROBS)
 """Fields that NeMo Gym's agents carry along on answers."""
 
 
-def read_messages(given: Sequence[JsonObject], marks: Mapping[str, PictureMark] = NO_MARKS) -> list[JsonObject]:
+def read_messages(given: Sequence[Message], marks: Mapping[str, PictureMark] = NO_MARKS) -> list[Message]:
     """`marks`: what stands for pictures, by the places of their parts."""
     if not given:
         raise invalid("messages", "messages is empty; send at least one")
@@ -50,7 +51,7 @@ class CallsSoFar:
         self._ids: dict[str, None] = {}
         self._has_answered = False
 
-    def take(self, message: JsonObject, where: str) -> None:
+    def take(self, message: Message, where: str) -> None:
         if message["role"] == "assistant":
             self._has_answered = True
             self._ids.update((call["id"], None) for call in message.get("tool_calls", ()) if "id" in call)
@@ -75,7 +76,7 @@ class GivenTokens:
     place: int
 
 
-def given_tokens(given: Sequence[JsonObject]) -> GivenTokens | None:
+def given_tokens(given: Sequence[Message]) -> GivenTokens | None:
     """Returns the token ids of the last message that has them. Agents send them back as they got them, on each
     answer."""
     carrying = [place for place, message in enumerate(given) if any(message.get(k) is not None for k in TOKEN_FIELDS)]
@@ -102,7 +103,7 @@ def _ids(given: object, where: str) -> list[int]:
     return given
 
 
-def _message(given: JsonObject, where: str, marks: Mapping[str, PictureMark]) -> JsonObject:
+def _message(given: Message, where: str, marks: Mapping[str, PictureMark]) -> Message:
     role = ROLES.get(role) if isinstance(role := given.get("role"), str) else None
     if role is None:
         raise _wrong(where, f"role is {shown(given.get('role'))}; it must be one of {', '.join(ROLES)}")
@@ -110,7 +111,7 @@ def _message(given: JsonObject, where: str, marks: Mapping[str, PictureMark]) ->
     content = given.get("content")
     if content is None and role != "assistant":
         raise _wrong(where, "content is missing")
-    message: JsonObject = {"role": role, "content": _text(content, f"{where}.content", marks)}
+    message: Message = {"role": role, "content": _text(content, f"{where}.content", marks)}
     if calls:
         message["tool_calls"] = calls
     for key in ("name", "tool_call_id", "reasoning_content", "reasoning"):
@@ -145,7 +146,21 @@ def _part(part: Any, where: str, marks: Mapping[str, PictureMark]) -> str:
     return text
 
 
-def _calls(given: object, where: str) -> list[JsonObject]:
+class RenderedFunction(TypedDict):
+    name: str
+    arguments: Any
+    """An object, as templates expect it; text that could not be read as one stays text."""
+
+
+class RenderedCall(TypedDict):
+    """A tool call as chat templates read it."""
+
+    id: NotRequired[str]
+    type: str
+    function: RenderedFunction
+
+
+def _calls(given: object, where: str) -> list[RenderedCall]:
     if given is None:
         return []
     if not isinstance(given, list):
@@ -153,11 +168,12 @@ def _calls(given: object, where: str) -> list[JsonObject]:
     return [_call(call, f"{where}[{i}]") for i, call in enumerate(given)]
 
 
-def _call(given: Any, where: str) -> JsonObject:
+def _call(given: Any, where: str) -> RenderedCall:
     function = given.get("function") if isinstance(given, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _wrong(where, 'it must have the form {"type": "function", "function": {"name": …, "arguments": …}}')
-    call = {"type": "function", "function": {"name": function["name"], "arguments": _arguments(function, where)}}
+    arguments = _arguments(function, where)
+    call: RenderedCall = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": given["id"], **call} if isinstance(given.get("id"), str) else call
 
 

@@ -15,7 +15,7 @@ from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.model_resolver import SamplingTarget
 from palestra.types import Picture, PlacedImage
-from palestra.util.json_types import JsonObject
+from palestra.types.rollouts import Message
 
 PICTURE_PARTS = ("image_url", "input_image")
 """Kinds of content parts that are pictures; both have the URL in `image_url`, as text or in an object."""
@@ -54,7 +54,7 @@ async def see(
     owner: str,
     target: SamplingTarget,
     tokenizer: ChatTokenizer,
-    messages: Sequence[JsonObject] | None,
+    messages: Sequence[Message] | None,
 ) -> SeenPictures:
     """Reads the pictures of an owner's messages. Where the model reads text only there are none: their parts are
     refused later, as others are that it cannot read."""
@@ -74,14 +74,14 @@ async def see(
     return SeenPictures(found, {at: PictureMark(one.digest, card.rows(one)) for at, one in found.items()})
 
 
-def _place(messages: Sequence[JsonObject], name: str) -> str:
+def _place(messages: Sequence[Message], name: str) -> str:
     """Returns the place of a part in the request, by its name among files."""
     found = re.fullmatch(r"messages\[(\d+)\]\.content\[(\d+)\]", name)
     part = {} if found is None else messages[int(found[1])]["content"][int(found[2])]
     return str(part.get(PLACE) or name or "messages")
 
 
-def _files(messages: Sequence[JsonObject]) -> dict[str, EncodedPicture]:
+def _files(messages: Sequence[Message]) -> dict[str, EncodedPicture]:
     """Files by the places of their parts."""
     files: dict[str, EncodedPicture] = {}
     for i, message in enumerate(messages):

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 from palestra import __version__
 from palestra.chat.output_parser import ContentPiece, ReasoningPiece
@@ -25,7 +26,8 @@ from palestra.server.model_api.openai_chat.events import (
 from palestra.server.model_api.openai_chat.schemas import ChatRequest
 from palestra.server.model_api.openai_chat.token_logprobs import TokenNames
 from palestra.server.model_api.sse import DONE, event
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import CalledFunction, ChatUsage, ChunkChoice
+from palestra.util.json_types import JsonMapping, JsonPayload
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class CompletionHeader:
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def around(self, choices: list[JsonObject]) -> JsonObject:
+    def around(self, choices: Sequence[JsonPayload]) -> dict[str, object]:
         return {
             "id": self.response_id,
             "object": self.kind,
@@ -48,7 +50,7 @@ class CompletionHeader:
         }
 
 
-def usage_body(usage: TokenUsage) -> JsonObject:
+def usage_body(usage: TokenUsage) -> ChatUsage:
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -58,7 +60,7 @@ def usage_body(usage: TokenUsage) -> JsonObject:
     }
 
 
-def chat_body(answer: ChatAnswer, call: ChatRequest) -> JsonObject:
+def chat_body(answer: ChatAnswer, call: ChatRequest) -> JsonPayload:
     names = TokenNames(answer.tokenizer, bool(call.return_tokens_as_token_ids))
     choices = [_choice(choice, call, names) for choice in answer.choices]
     body = CompletionHeader("chat.completion", answer.response_id, answer.model).around(choices)
@@ -68,8 +70,8 @@ def chat_body(answer: ChatAnswer, call: ChatRequest) -> JsonObject:
     return body | ({"prompt_token_ids": answer.prompt} if call.return_token_ids else {})
 
 
-def _choice(choice: ChatChoice, call: ChatRequest, names: TokenNames) -> JsonObject:
-    body: JsonObject = {
+def _choice(choice: ChatChoice, call: ChatRequest, names: TokenNames) -> JsonPayload:
+    body = {
         "index": choice.index,
         "message": message_of(choice) | {"refusal": None},
         "logprobs": _logprobs(choice.tokens, names) if call.logprobs else None,
@@ -79,7 +81,7 @@ def _choice(choice: ChatChoice, call: ChatRequest, names: TokenNames) -> JsonObj
     return body | ({"token_ids": choice.sequence.tokens} if call.return_token_ids else {})
 
 
-def _logprobs(tokens: Sequence[SampledToken], names: TokenNames) -> JsonObject:
+def _logprobs(tokens: Sequence[SampledToken], names: TokenNames) -> JsonPayload:
     return {"content": names.entries(tokens), "refusal": None}
 
 
@@ -111,6 +113,23 @@ def failed_chunk(error: Exception) -> bytes:
     return event(refusal_body(as_refusal(error))) + DONE
 
 
+class CallDelta(TypedDict):
+    """A tool call in a chunk, which has the whole call."""
+
+    index: int
+    id: str
+    type: str
+    function: CalledFunction
+
+
+class Delta(TypedDict, total=False):
+    """What a chunk adds to a message."""
+
+    reasoning_content: str
+    content: str
+    tool_calls: list[CallDelta]
+
+
 class _ChatChunks:
     """The chunks of one stream."""
 
@@ -138,7 +157,7 @@ class _ChatChunks:
         return [self._chunk([_chunk_choice(i, role)], ids if i == 0 else {}) for i in range(self._call.choices)]
 
     def _delta(self, delta: ChoiceDelta) -> bytes:
-        fields: JsonObject = {}
+        fields: Delta = {}
         for piece in delta.pieces:
             match piece:
                 case ReasoningPiece(text=text):
@@ -154,15 +173,15 @@ class _ChatChunks:
             choice["token_ids"] = [one.token for one in delta.tokens]
         return self._chunk([choice])
 
-    def _call_delta(self, choice: int, call: ToolCall) -> JsonObject:
+    def _call_delta(self, choice: int, call: ToolCall) -> CallDelta:
         number = self._calls[choice]
         self._calls[choice] += 1
-        function = {"name": call.name, "arguments": call.arguments}
+        function: CalledFunction = {"name": call.name, "arguments": call.arguments}
         return {"index": number, "id": call.id, "type": "function", "function": function}
 
     def _ended(self, answer: ChatAnswer) -> list[bytes]:
-        ends = [
-            _chunk_choice(one.index, {}) | {"finish_reason": one.finish, "stop_reason": one.stop}
+        ends: list[ChunkChoice] = [
+            {**_chunk_choice(one.index, {}), "finish_reason": one.finish, "stop_reason": one.stop}
             for one in answer.choices
         ]
         chunks = [self._chunk([end], {"trace_id": answer.trace_id}) for end in ends]
@@ -171,19 +190,19 @@ class _ChatChunks:
         return chunks
 
     @property
-    def _options(self) -> JsonObject:
+    def _options(self) -> JsonMapping:
         return self._call.stream_options or {}
 
-    def _chunk(self, choices: list[JsonObject], more: JsonObject | None = None) -> bytes:
+    def _chunk(self, choices: Sequence[ChunkChoice], more: JsonPayload | None = None) -> bytes:
         usage = stream_usage(self._options, self._prompt_tokens, self._counts)
-        return event(self._header.around(choices) | usage | (more or {}))
+        return event({**self._header.around(choices), **usage, **(more or {})})
 
 
-def _chunk_choice(index: int, delta: JsonObject) -> JsonObject:
+def _chunk_choice(index: int, delta: JsonPayload) -> ChunkChoice:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def stream_usage(options: JsonObject, prompt_tokens: int, counts: Sequence[int]) -> JsonObject:
+def stream_usage(options: JsonMapping, prompt_tokens: int, counts: Sequence[int]) -> JsonPayload:
     """Returns the usage of a chunk. OpenAI writes null until the end; vLLM, if asked, counts along."""
     if options.get("continuous_usage_stats"):
         return {"usage": usage_body(TokenUsage(prompt_tokens, sum(counts), 0, 0))}

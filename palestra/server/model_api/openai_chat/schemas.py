@@ -18,6 +18,7 @@ from palestra.server.model_api.request_fields import (
     ignored_fields,
 )
 from palestra.types import MAX_TEMPERATURE
+from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonObject
 
 MAX_CHOICES = 128
@@ -135,7 +136,7 @@ class SamplingFields(ModelApiBody):
 class ChatRequest(SamplingFields):
     rules = CHAT
 
-    messages: list[JsonObject]
+    messages: list[Message]
     tools: list[JsonObject] | None = None
     deferred_tools: list[JsonObject] | None = None
     """An extension of ours: tools that a message shows, so that they can be called, although the prompt does not list
@@ -211,7 +212,7 @@ class TokenizeRequest(ModelApiBody):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[JsonObject] | None = None
+    messages: list[Message] | None = None
     tools: list[JsonObject] | None = None
     chat_template_kwargs: JsonObject | None = None
     add_generation_prompt: bool | None = None

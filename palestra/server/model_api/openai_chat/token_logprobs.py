@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias, TypedDict
 
 from palestra.chat import ChatTokenizer
 from palestra.server.model_api.openai_chat.events import SampledToken
+from palestra.types.openai import LogprobEntry, TextLogprobs
 from palestra.types.sampling import SampleResult, TopLogprobs
-from palestra.util.json_types import JsonObject
 
 LOWEST = -9999.0  # what OpenAI writes for an impossible token; JSON has no infinity
+
+
+class RankedToken(TypedDict):
+    """A token of a prompt, or one that was likely in its place, as vLLM returns it."""
+
+    logprob: float
+    rank: int | None
+    """None if it is not among the most likely ones."""
+    decoded_token: str
+
+
+PromptCell: TypeAlias = dict[str, RankedToken]
+"""By token ids, as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +46,21 @@ class TokenNames:
 
     # Chat
 
-    def entries(self, tokens: Sequence[SampledToken]) -> list[JsonObject]:
+    def entries(self, tokens: Sequence[SampledToken]) -> list[LogprobEntry]:
         return [
-            self._entry(one.token, one.logprob)
-            | {"top_logprobs": [self._entry(*pair) for pair in _pairs(one.top)] if one.top is not None else []}
+            {
+                **self._entry(one.token, one.logprob),
+                "top_logprobs": [self._entry(*pair) for pair in _pairs(one.top)] if one.top is not None else [],
+            }
             for one in tokens
         ]
 
-    def _entry(self, token: int, logprob: float) -> JsonObject:
+    def _entry(self, token: int, logprob: float) -> LogprobEntry:
         return {"token": self.of(token), "logprob": max(logprob, LOWEST), "bytes": self.bytes(token)}
 
     # Text
 
-    def columns(self, tokens: Sequence[SampledToken], offset: int = 0) -> JsonObject:
+    def columns(self, tokens: Sequence[SampledToken], offset: int = 0) -> TextLogprobs:
         """`offset` is that of the first token in the text."""
         names = [self.of(one.token) for one in tokens]
         offsets: list[int] = []
@@ -64,7 +80,7 @@ class TokenNames:
 
     # Prompts, as vLLM returns them
 
-    def prompt_logprobs(self, prompt: Sequence[int], result: SampleResult) -> list[JsonObject | None]:
+    def prompt_logprobs(self, prompt: Sequence[int], result: SampleResult) -> list[PromptCell | None]:
         """Returns, for each token but the first, the token itself and the most likely ones in its place."""
         logprobs = result.prompt_logprobs or [None] * len(prompt)
         alternatives = result.topk_prompt_logprobs or [None] * len(prompt)
@@ -73,14 +89,14 @@ class TokenNames:
             for token, logprob, top in zip(prompt, logprobs, alternatives, strict=True)
         ]
 
-    def _cell(self, token: int, logprob: float, top: TopLogprobs | None) -> JsonObject:
+    def _cell(self, token: int, logprob: float, top: TopLogprobs | None) -> PromptCell:
         """Returns one cell. The rank of a token is unknown if it is not among the most likely ones."""
         ranked = list(_pairs(top))
-        cell = {
+        cell: PromptCell = {
             str(one): {"logprob": max(p, LOWEST), "rank": i + 1, "decoded_token": self.text(one)}
             for i, (one, p) in enumerate(ranked)
         }
-        own = {"logprob": max(logprob, LOWEST), "rank": None, "decoded_token": self.text(token)}
+        own: RankedToken = {"logprob": max(logprob, LOWEST), "rank": None, "decoded_token": self.text(token)}
         return {str(token): cell.pop(str(token), own), **cell}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 from palestra.chat.detokenizer import IncrementalDecoder
 from palestra.server.model_api.engine_sampler import SampleOutcome
@@ -17,8 +18,9 @@ from palestra.server.model_api.openai_chat.token_logprobs import TokenNames
 from palestra.server.model_api.sse import event
 from palestra.store.queries.traces import TurnFacts
 from palestra.types.engine import StreamedTokens
+from palestra.types.openai import TextChoice, TextLogprobs
 from palestra.types.sampling import SampledSequence, StopReason
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonPayload
 
 FINISH = {StopReason.LENGTH: "length", StopReason.STOP: "stop"}
 
@@ -61,11 +63,13 @@ class TextChunks:
         chunks: list[bytes] = []
         for number, one in enumerate(self._prepared.plans):
             text = _text_of(one) if self._call.echo else ""
-            ids = {"prompt_token_ids": list(one.request.prompt)} if self._call.return_token_ids else {}
             for sample in range(self._call.choices):
                 index = self._prepared.index(number, sample)
                 self._offsets[index] = len(text)
-                chunks.append(self._chunk(_choice(index, text) | ids))
+                choice = _choice(index, text)
+                if self._call.return_token_ids:
+                    choice["prompt_token_ids"] = list(one.request.prompt)
+                chunks.append(self._chunk(choice))
         return chunks
 
     def delta(self, number: int, part: StreamedTokens) -> bytes:
@@ -87,19 +91,19 @@ class TextChunks:
                 detokenizer = self._detokenizers[number][sample]
                 rest = detokenizer.finish()
                 end = _ending(self._call, detokenizer, sequence)
-                choice = _choice(self._prepared.index(number, sample), rest) | end
+                choice: TextChoice = {**_choice(self._prepared.index(number, sample), rest), **end}
                 chunks.append(self._chunk(choice, {"trace_id": trace_id}))
         if (self._call.stream_options or {}).get("include_usage"):
             usage = {"usage": usage_body(_usage(self._call, texts)), "trace_id": trace_id}
             chunks.append(event(self._prepared.header.around([]) | usage))
         return chunks
 
-    def _chunk(self, choice: JsonObject, more: JsonObject | None = None) -> bytes:
+    def _chunk(self, choice: TextChoice, more: JsonPayload | None = None) -> bytes:
         usage = stream_usage(self._call.stream_options or {}, self._prompt_tokens, self._counts)
-        return event(self._prepared.header.around([choice]) | usage | (more or {}))
+        return event({**self._prepared.header.around([choice]), **usage, **(more or {})})
 
 
-def text_body(prepared: PreparedPrompt, texts: Sequence[CompletionText], trace_id: str) -> JsonObject:
+def text_body(prepared: PreparedPrompt, texts: Sequence[CompletionText], trace_id: str) -> JsonPayload:
     choices = [
         _whole(prepared, text, prepared.index(number, sample), sequence)
         for number, text in enumerate(texts)
@@ -109,24 +113,24 @@ def text_body(prepared: PreparedPrompt, texts: Sequence[CompletionText], trace_i
     return prepared.header.around(choices) | {"usage": usage, "trace_id": trace_id}
 
 
-def _whole(prepared: PreparedPrompt, text: CompletionText, index: int, sequence: SampledSequence) -> JsonObject:
+def _whole(prepared: PreparedPrompt, text: CompletionText, index: int, sequence: SampledSequence) -> TextChoice:
     call, names, prompt = prepared.call, prepared.names, text.plan.request.prompt
     is_told = call.max_tokens != 0
     detokenizer = _detokenizer(text.plan)
     answer = detokenizer.feed(sequence.tokens) + detokenizer.finish() if is_told else ""
     before = _text_of(text.plan) if call.echo else ""
-    choice = _choice(index, before + answer) | _ending(call, detokenizer, sequence)
+    choice: TextChoice = {**_choice(index, before + answer), **_ending(call, detokenizer, sequence)}
     if call.logprobs is not None:
         columns = names.columns(drawn_tokens(sequence) if is_told else [], len(before))
         choice["logprobs"] = _joined(_echoed(names, text), columns) if call.echo else columns
     if call.prompt_logprobs is not None:
         choice["prompt_logprobs"] = names.prompt_logprobs(prompt, text.outcome.result)
     if call.return_token_ids:
-        choice |= {"token_ids": sequence.tokens if is_told else [], "prompt_token_ids": list(prompt)}
+        choice["token_ids"], choice["prompt_token_ids"] = sequence.tokens if is_told else [], list(prompt)
     return choice
 
 
-def _echoed(names: TokenNames, text: CompletionText) -> JsonObject:
+def _echoed(names: TokenNames, text: CompletionText) -> TextLogprobs:
     """Returns the logprobs of prompt and answer; the first token has none."""
     result, prompt = text.outcome.result, text.plan.request.prompt
     logprobs = result.prompt_logprobs or [None] * len(prompt)
@@ -139,15 +143,26 @@ def _echoed(names: TokenNames, text: CompletionText) -> JsonObject:
     return columns
 
 
-def _joined(first: JsonObject, second: JsonObject) -> JsonObject:
-    return {key: None if value is None else value + (second[key] or []) for key, value in first.items()}
+def _joined(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
+    top = first["top_logprobs"]
+    return {
+        "tokens": first["tokens"] + second["tokens"],
+        "token_logprobs": first["token_logprobs"] + second["token_logprobs"],
+        "top_logprobs": None if top is None else top + (second["top_logprobs"] or []),
+        "text_offset": first["text_offset"] + second["text_offset"],
+    }
 
 
-def _choice(index: int, text: str) -> JsonObject:
+def _choice(index: int, text: str) -> TextChoice:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
 
 
-def _ending(call: CompletionRequest, detokenizer: Detokenizer, sequence: SampledSequence) -> JsonObject:
+class TextEnding(TypedDict):
+    finish_reason: str
+    stop_reason: str | int | None
+
+
+def _ending(call: CompletionRequest, detokenizer: Detokenizer, sequence: SampledSequence) -> TextEnding:
     stop = (
         detokenizer.stop
         if isinstance(detokenizer.stop, str) or detokenizer.stop in (call.stop_token_ids or ())

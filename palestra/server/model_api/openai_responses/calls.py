@@ -19,7 +19,7 @@ from palestra.server.model_api.openai_responses.schemas import ResponsesRequest
 from palestra.server.model_api.openai_responses.stored import StoredResponses
 from palestra.server.model_api.openai_responses.stream import response_events
 from palestra.server.model_api.service import ModelApi
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ModelResponse
 
 ROUTE = "responses"
 
@@ -67,6 +67,6 @@ class ResponsesCall:
         with translate_errors(self.translated.places):
             return await self.chats.count_tokens(self.origin.caller, self.translated.chat)
 
-    async def _keep(self, answer: ChatAnswer, body: JsonObject) -> None:
+    async def _keep(self, answer: ChatAnswer, body: ModelResponse) -> None:
         if self.header.call.store is not False:
             await self.stored.keep(answer.turn, body)

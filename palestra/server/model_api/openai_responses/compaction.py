@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from palestra.chat.responses_input import Item
 from palestra.chat.responses_output import new_id
 from palestra.server.model_api.errors import invalid
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ResponseItem
 
 TRIGGER, COMPACTION = "compaction_trigger", "compaction"
 CLEAR = "palestra-summary:"
@@ -23,16 +24,16 @@ REQUEST = (
 SUMMARY = "The conversation up to here was long. This is your own summary of it:\n\n"
 
 
-def is_compaction(items: str | Sequence[JsonObject]) -> bool:
+def is_compaction(items: str | Sequence[Item]) -> bool:
     return not isinstance(items, str) and bool(items) and items[-1].get("type") == TRIGGER
 
 
-def as_messages(items: str | Sequence[JsonObject]) -> str | Sequence[JsonObject]:
+def as_messages(items: str | Sequence[Item]) -> str | Sequence[Item]:
     """Returns the input with the trigger and earlier summaries as messages."""
     return items if isinstance(items, str) else [_as_message(item, f"input[{i}]") for i, item in enumerate(items)]
 
 
-def _as_message(item: JsonObject, where: str) -> JsonObject:
+def _as_message(item: Item, where: str) -> Item:
     match item:
         case {"type": "compaction_trigger"}:
             return {"role": "user", "content": REQUEST}
@@ -45,5 +46,5 @@ def _as_message(item: JsonObject, where: str) -> JsonObject:
             return item
 
 
-def compaction_item(summary: str) -> JsonObject:
+def compaction_item(summary: str) -> ResponseItem:
     return {"id": new_id("cmp"), "type": COMPACTION, "encrypted_content": CLEAR + summary}

@@ -7,9 +7,9 @@ from typing import NamedTuple, Protocol
 
 from palestra.chat.responses_output import message_item, new_id, reasoning_item, summary_part, text_part
 from palestra.server.model_api.openai_chat.events import ToolCall
-from palestra.server.model_api.openai_responses.response_body import Item
 from palestra.server.model_api.openai_responses.tools import ResponseTools
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import LogprobEntry, ResponseItem
+from palestra.util.json_types import JsonMapping
 
 IN_PROGRESS = "in_progress"
 
@@ -18,7 +18,7 @@ class ResponseEvent(NamedTuple):
     """An event, without its number."""
 
     kind: str
-    says: JsonObject
+    says: JsonMapping
 
 
 class OpenItem(Protocol):
@@ -30,7 +30,7 @@ class OpenItem(Protocol):
         """Yields the events of the end, except for the one with the whole item."""
         ...
 
-    def item(self) -> Item:
+    def item(self) -> ResponseItem:
         """Returns the item as it is by now."""
         ...
 
@@ -53,7 +53,7 @@ class OpenReasoning:
         yield ResponseEvent("reasoning_summary_text.done", self._at | {"text": self._text})
         yield ResponseEvent("reasoning_summary_part.done", self._at | {"part": summary_part(self._text)})
 
-    def item(self) -> Item:
+    def item(self) -> ResponseItem:
         return reasoning_item(self._id, [self._text])
 
 
@@ -61,14 +61,14 @@ class OpenMessage:
     def __init__(self, index: int):
         self.index, self._id, self._text = index, new_id("msg"), ""
         self._at = {"item_id": self._id, "output_index": index, "content_index": 0}
-        self.logprobs: list[JsonObject] = []
+        self.logprobs: list[LogprobEntry] = []
         self.status = IN_PROGRESS
 
     def begin(self) -> Iterator[ResponseEvent]:
         yield _added(self.index, message_item(self._id, [], IN_PROGRESS))
         yield ResponseEvent("content_part.added", self._at | {"part": text_part("", [])})
 
-    def more(self, text: str, logprobs: Sequence[JsonObject]) -> Iterator[ResponseEvent]:
+    def more(self, text: str, logprobs: Sequence[LogprobEntry]) -> Iterator[ResponseEvent]:
         self._text += text
         self.logprobs += logprobs
         yield ResponseEvent("output_text.delta", self._at | {"delta": text, "logprobs": logprobs})
@@ -77,7 +77,7 @@ class OpenMessage:
         yield ResponseEvent("output_text.done", self._at | {"text": self._text, "logprobs": self.logprobs})
         yield ResponseEvent("content_part.done", self._at | {"part": text_part(self._text, self.logprobs)})
 
-    def item(self) -> Item:
+    def item(self) -> ResponseItem:
         return message_item(self._id, [text_part(self._text, self.logprobs)], self.status)
 
 
@@ -99,12 +99,12 @@ class OpenCall:
         if self._tools.is_custom(self._call):
             yield ResponseEvent("custom_tool_call_input.done", self._at | {"input": self._tools.text(self._call)})
         else:
-            call = {"name": self.item()["name"], "arguments": self._call.arguments}
+            call = {"name": self.item().get("name"), "arguments": self._call.arguments}
             yield ResponseEvent("function_call_arguments.done", self._at | call)
 
-    def item(self) -> Item:
+    def item(self) -> ResponseItem:
         return self._tools.item(self._call)
 
 
-def _added(index: int, item: Item) -> ResponseEvent:
+def _added(index: int, item: ResponseItem) -> ResponseEvent:
     return ResponseEvent("output_item.added", {"output_index": index, "item": item})

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from palestra.chat.responses_input import (
     ChatDialect,
     FieldPath,
+    Item,
     ItemError,
     LocatedMessage,
     chat_format,
@@ -27,7 +28,9 @@ from palestra.server.model_api.openai_responses.compaction import as_messages, i
 from palestra.server.model_api.openai_responses.schemas import NOT_HANDED_ON, ResponsesRequest
 from palestra.server.model_api.openai_responses.tools import ResponseTools, as_functions, chosen_function, read_tools
 from palestra.server.model_api.request_fields import OUTPUT_LOGPROBS
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ChatTool
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonMapping, JsonPayload
 
 CLEAR = "reasoning.encrypted_content"
 """Requests reasoning that can be sent back. It is returned as plain text, so it can."""
@@ -57,9 +60,7 @@ class TranslatedRequest:
     ignored: list[str]
 
 
-def chat_request(
-    call: ResponsesRequest, settings: ToolSettings, history: Sequence[JsonObject] = ()
-) -> TranslatedRequest:
+def chat_request(call: ResponsesRequest, settings: ToolSettings, history: Sequence[Message] = ()) -> TranslatedRequest:
     """`history`: the messages up to the previous response."""
     found = read_input(as_messages(as_functions(call.input)), call.instructions, history)
     tools = read_tools(call.tools or [], settings)
@@ -104,12 +105,12 @@ def _renamed(error: ApiError, places: Sequence[str]) -> ApiError:
 class MessageOrigins:
     """Messages, and the place in the request from which each came."""
 
-    messages: list[JsonObject]
+    messages: list[Message]
     places: list[str]
 
 
 def read_input(
-    given: str | Sequence[JsonObject], instructions: str | None, history: Sequence[JsonObject] = ()
+    given: str | Sequence[Item], instructions: str | None, history: Sequence[Message] = ()
 ) -> MessageOrigins:
     """`history`: messages before the input."""
     before = [LocatedMessage(message, ("previous_response_id",)) for message in history]
@@ -136,7 +137,13 @@ def _written(place: FieldPath) -> str:
 # Fields
 
 
-def _tools(call: ResponsesRequest, tools: ResponseTools) -> JsonObject:
+class ToolFields(TypedDict, total=False):
+    tools: list[ChatTool]
+    tool_choice: object
+    parallel_tool_calls: bool | None
+
+
+def _tools(call: ResponsesRequest, tools: ResponseTools) -> ToolFields:
     """Converts the tools. Without tools, nothing may be said about choosing them; to require a call is an error."""
     if not tools.functions:
         if call.tool_choice not in (None, "auto", "none"):
@@ -158,7 +165,7 @@ def _tools(call: ResponsesRequest, tools: ResponseTools) -> JsonObject:
         }
 
 
-def _format(text: JsonObject) -> JsonObject | None:
+def _format(text: JsonMapping) -> JsonPayload | None:
     given = text.get("format")
     if given is None:
         return None
@@ -168,7 +175,7 @@ def _format(text: JsonObject) -> JsonObject | None:
     return chat_format(given)
 
 
-def _logprobs(call: ResponsesRequest) -> JsonObject:
+def _logprobs(call: ResponsesRequest) -> JsonPayload:
     if call.wants_logprobs:
         return {"logprobs": True, "top_logprobs": call.top_logprobs}
     if call.top_logprobs:

@@ -26,9 +26,7 @@ from palestra.server.model_api.openai_chat.token_logprobs import LOWEST, TokenNa
 from palestra.server.model_api.openai_responses.compaction import compaction_item, is_compaction
 from palestra.server.model_api.openai_responses.schemas import ResponsesRequest
 from palestra.server.model_api.openai_responses.tools import ResponseTools
-from palestra.util.json_types import JsonObject
-
-Item = JsonObject
+from palestra.types.openai import LogprobEntry, ModelResponse, ResponseItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class ResponseHeader:
     response_id: str = field(default_factory=lambda: new_id("resp"))
     created_at: float = field(default_factory=time.time)
 
-    def body(self, status: str, output: Sequence[Item] = (), **more: object) -> JsonObject:
+    def body(self, status: str, output: Sequence[ResponseItem] = (), **more: object) -> ModelResponse:
         return written.response_body(
             {name: getattr(self.call, name, None) for name in (*ECHOED, *TOOL_FIELDS)},
             response_id=self.response_id,
@@ -51,7 +49,7 @@ class ResponseHeader:
             **more,
         )
 
-    def ended(self, answer: ChatAnswer, output: Sequence[Item]) -> JsonObject:
+    def ended(self, answer: ChatAnswer, output: Sequence[ResponseItem]) -> ModelResponse:
         ended = ending("max_output_tokens" if answer.choices[0].finish is ChatFinishReason.LENGTH else None)
         used = answer.usage
         usage = usage_body(
@@ -59,7 +57,7 @@ class ResponseHeader:
         )
         return self.body(**ended, output=output, usage=usage, trace_id=answer.trace_id)
 
-    def failed(self, error: Exception, output: Sequence[Item]) -> JsonObject:
+    def failed(self, error: Exception, output: Sequence[ResponseItem]) -> ModelResponse:
         """Returns the response of a call that failed after it was begun."""
         refusal = as_refusal(error, response_id=self.response_id)
         code = refusal.code if isinstance(refusal, ApiError) and refusal.code else CODES.get(refusal.status)
@@ -69,11 +67,11 @@ class ResponseHeader:
 CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
-def response_body(header: ResponseHeader, answer: ChatAnswer) -> JsonObject:
+def response_body(header: ResponseHeader, answer: ChatAnswer) -> ModelResponse:
     return header.ended(answer, output(header, answer))
 
 
-def output(header: ResponseHeader, answer: ChatAnswer) -> list[Item]:
+def output(header: ResponseHeader, answer: ChatAnswer) -> list[ResponseItem]:
     (choice,), call = answer.choices, header.call
     if is_compaction(call.input):
         return with_tokens(call, answer, [compaction_item(choice.content or "")])
@@ -87,15 +85,14 @@ def output(header: ResponseHeader, answer: ChatAnswer) -> list[Item]:
     return with_tokens(call, answer, items)
 
 
-def with_tokens(call: ResponsesRequest, answer: ChatAnswer, items: list[Item]) -> list[Item]:
+def with_tokens(call: ResponsesRequest, answer: ChatAnswer, items: list[ResponseItem]) -> list[ResponseItem]:
     """Adds NeMo Gym's fields to the last item of the call, if they were requested."""
     if call.return_token_ids:
         sequence = answer.choices[0].sequence
-        items[-1] |= {
-            "prompt_token_ids": list(answer.prompt),
-            "generation_token_ids": list(sequence.tokens),
-            "generation_log_probs": [max(logprob, LOWEST) for logprob in sequence.logprobs],
-        }
+        last = items[-1]
+        last["prompt_token_ids"] = list(answer.prompt)
+        last["generation_token_ids"] = list(sequence.tokens)
+        last["generation_log_probs"] = [max(logprob, LOWEST) for logprob in sequence.logprobs]
     return items
 
 
@@ -104,7 +101,7 @@ def ending_of(choice: ChatChoice) -> str:
     return "incomplete" if choice.finish is ChatFinishReason.LENGTH and not choice.calls else "completed"
 
 
-def entries(call: ResponsesRequest, tokenizer: ChatTokenizer, tokens: Sequence[SampledToken]) -> list[JsonObject]:
+def entries(call: ResponsesRequest, tokenizer: ChatTokenizer, tokens: Sequence[SampledToken]) -> list[LogprobEntry]:
     """Returns logprobs, if they were requested: of all sampled tokens, as in chat completions, including reasoning and
     calls."""
     if not call.wants_logprobs:

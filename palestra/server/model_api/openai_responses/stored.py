@@ -16,7 +16,8 @@ from palestra.store.queries import responses as rows
 from palestra.store.queries import traces
 from palestra.store.queries.responses import StoredResponse
 from palestra.store.queries.traces import TurnKey
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ModelResponse
+from palestra.types.rollouts import Message
 
 NO_PREVIOUS = "previous_response_id", "previous_response_not_found"
 """The field, and OpenAI's code."""
@@ -26,9 +27,9 @@ class StoredResponses:
     def __init__(self, store: Store):
         self._store = store
 
-    async def keep(self, turn: TurnKey, body: JsonObject) -> None:
+    async def keep(self, turn: TurnKey, body: ModelResponse) -> None:
         """Stores a response, which is on disk when this returns."""
-        response = StoredResponse(response_id=body["id"], turn=turn, body=dumps(body))
+        response = StoredResponse(response_id=body.get("id", ""), turn=turn, body=dumps(body))
         await self._store.write(lambda conn: rows.add_response(conn, response))
 
     async def body(self, caller: Caller, response_id: str) -> bytes:
@@ -39,10 +40,10 @@ class StoredResponses:
         await self._store.read(lambda conn: _find(conn, caller, response_id))
         await self._store.write(lambda conn: rows.delete_response(conn, response_id))
 
-    async def history(self, caller: Caller, response_id: str) -> list[JsonObject]:
+    async def history(self, caller: Caller, response_id: str) -> list[Message]:
         """Returns the messages up to and including a response, without its instructions, which hold for one request."""
 
-        def read(conn: Connection) -> list[JsonObject]:
+        def read(conn: Connection) -> list[Message]:
             found = _find(conn, caller, response_id, 400)
             messages = traces.messages_of(conn, found.turn)
             return _without(json.loads(found.body).get("instructions"), messages)
@@ -63,7 +64,7 @@ def _find(conn: Connection, caller: Caller, response_id: str, status: int = 404)
     return found
 
 
-def _without(instructions: Any, messages: list[JsonObject]) -> list[JsonObject]:
+def _without(instructions: Any, messages: list[Message]) -> list[Message]:
     if not instructions or not messages or messages[0]["role"] != "system":
         return messages
     rest = str(messages[0]["content"]).removeprefix(str(instructions)).removeprefix("\n\n")

@@ -28,7 +28,6 @@ from palestra.server.model_api.openai_responses.open_items import (
     ResponseEvent,
 )
 from palestra.server.model_api.openai_responses.response_body import (
-    Item,
     ResponseHeader,
     ending_of,
     entries,
@@ -36,9 +35,9 @@ from palestra.server.model_api.openai_responses.response_body import (
     with_tokens,
 )
 from palestra.server.model_api.sse import event as write_event
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import LogprobEntry, ModelResponse, ResponseItem
 
-Keep = Callable[[ChatAnswer, JsonObject], Awaitable[None]]
+Keep = Callable[[ChatAnswer, ModelResponse], Awaitable[None]]
 
 
 async def response_events(
@@ -82,7 +81,7 @@ class _Writer:
         self._is_compaction = is_compaction(header.call.input)
         self._told = 0
         self._opened = 0
-        self._done: list[Item] = []
+        self._done: list[ResponseItem] = []
         self._reasoning: OpenReasoning | None = None
         self._message: OpenMessage | None = None
         self._untold: list[SampledToken] = []
@@ -150,16 +149,16 @@ class _Writer:
                 yield from one.begin()
             yield from self._end(one, item)
         body = self._header.ended(answer, items)
-        yield ResponseEvent(body["status"], {"response": body})
+        yield ResponseEvent(body.get("status", ""), {"response": body})
 
     def _compacted(self, answer: ChatAnswer) -> Iterator[ResponseEvent]:
         items = output(self._header, answer)
         for kind in ("output_item.added", "output_item.done"):
             yield ResponseEvent(kind, {"output_index": 0, "item": items[0]})
         body = self._header.ended(answer, items)
-        yield ResponseEvent(body["status"], {"response": body})
+        yield ResponseEvent(body.get("status", ""), {"response": body})
 
-    def _end(self, one: OpenItem, item: Item) -> Iterator[ResponseEvent]:
+    def _end(self, one: OpenItem, item: ResponseItem) -> Iterator[ResponseEvent]:
         yield from one.end()
         yield ResponseEvent("output_item.done", {"output_index": one.index, "item": item})
 
@@ -171,6 +170,6 @@ class _Writer:
         self._opened += 1
         return self._opened - 1
 
-    def _entries(self) -> list[JsonObject]:
+    def _entries(self) -> list[LogprobEntry]:
         tokens, self._untold = self._untold, []
         return entries(self._header.call, self._tokenizer, tokens)

@@ -11,11 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from palestra.chat.responses_input import Item
 from palestra.chat.responses_output import call_item
 from palestra.server.core.wire_errors import shown
 from palestra.server.model_api.errors import invalid
 from palestra.server.model_api.hosted_tools import LeftOutTools, ToolSettings
 from palestra.server.model_api.openai_chat.events import ToolCall
+from palestra.types.openai import ResponseItem
 from palestra.util.json_types import JsonObject
 
 INPUT = "input"
@@ -40,23 +42,24 @@ class ResponseTools:
     """By the function's name, for those whose client knows them otherwise."""
     ignored: list[str] = field(default_factory=list)
 
-    def item(self, call: ToolCall, status: str = "completed", *, is_begun: bool = False) -> JsonObject:
+    def item(self, call: ToolCall, status: str = "completed", *, is_begun: bool = False) -> ResponseItem:
         """Returns the item of a call; `is_begun`: before its arguments were sent."""
         known = self.identities.get(call.name)
         if known is None:
             return call_item(call.id, call.name, "" if is_begun else call.arguments, status)
-        space = {} if known.namespace is None else {"namespace": known.namespace}
-        if not known.is_custom:
-            return call_item(call.id, known.name, "" if is_begun else call.arguments, status) | space
-        return {
-            "id": call.id,
-            "type": "custom_tool_call",
-            "call_id": call.id,
-            "name": known.name,
-            "input": "" if is_begun else self.text(call),
-            "status": status,
-            **space,
-        }
+        item: ResponseItem = call_item(call.id, known.name, "" if is_begun else call.arguments, status)
+        if known.is_custom:
+            item = {
+                "id": call.id,
+                "type": "custom_tool_call",
+                "call_id": call.id,
+                "name": known.name,
+                "input": "" if is_begun else self.text(call),
+                "status": status,
+            }
+        if known.namespace is not None:
+            item["namespace"] = known.namespace
+        return item
 
     def is_custom(self, call: ToolCall) -> bool:
         known = self.identities.get(call.name)
@@ -130,18 +133,21 @@ def _grammar(given: object) -> Iterator[str]:
 # What comes back
 
 
-def as_functions(items: str | Sequence[JsonObject]) -> str | list[JsonObject]:
+def as_functions(items: str | Sequence[Item]) -> str | list[Item]:
     """Returns the input with calls of all tools as calls of functions."""
     return items if isinstance(items, str) else [_as_function(item) for item in items]
 
 
-def _as_function(item: JsonObject) -> JsonObject:
+def _as_function(item: Item) -> Item:
     kind, name, namespace = item.get("type"), item.get("name"), item.get("namespace")
     if kind == "custom_tool_call_output":
         return {**item, "type": "function_call_output"}
     if kind not in ("function_call", "custom_tool_call") or not isinstance(name, str):
         return item
-    called = {**item, "name": flat_name(ToolIdentity(name, namespace if isinstance(namespace, str) else None))}
+    called: JsonObject = {
+        **item,
+        "name": flat_name(ToolIdentity(name, namespace if isinstance(namespace, str) else None)),
+    }
     if kind == "custom_tool_call":
         arguments = json.dumps({INPUT: item.get("input")}, ensure_ascii=False)
         called |= {"type": "function_call", "arguments": arguments}
