@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 
 import rich_click as click
 
-from palestra.cli.machine import (
-    Extra,
-    Machine,
-    Torch,
-    look_at_extras,
-    look_at_machine,
-    look_at_torch,
-)
-from palestra.cli.output import bytes_text, fail, print_json
-from palestra.sandbox import backend
+from palestra.cli.output import fail, print_json
+from palestra.machine.facts import Extra, Machine, Torch
+from palestra.machine.report import MachineReport, examine, gpus_text
+from palestra.util.amounts import bytes_text
 from palestra.util.programs import PROGRAMS
-
-
-@dataclass(slots=True)
-class DoctorVerdict:
-    what: str
-    works: bool
-    why: str
-    """The reason why it does not work, with the command that helps if there is one; empty if there is nothing to
-    add."""
 
 
 @click.command()
@@ -34,89 +20,44 @@ class DoctorVerdict:
 def doctor(as_json: bool) -> None:
     """Show what works on this machine and what to install for the rest."""
     try:
-        extras = look_at_extras()
+        found = examine()
     except PackageNotFoundError as error:
         raise fail("palestra runs from its source folder but is not installed; type: pip install -e .") from error
-    machine, torch = look_at_machine(), look_at_torch()
-    tools = {name: one.find() for name, one in PROGRAMS.items()}
-    verdicts = judge(torch, extras, has_nvidia_driver=tools["nvidia-smi"] is not None)
-    problem = backend("local").problem()
-    verdicts.append(DoctorVerdict("agents and verifiers in sandboxes", problem is None, problem or ""))
     if as_json:
-        print_json(
-            {
-                "machine": asdict(machine),
-                "torch": asdict(torch) if isinstance(torch, Torch) else None,
-                "torch_error": torch if isinstance(torch, str) else None,
-                "extras": {extra.name: _extra_json(extra) for extra in extras},
-                "tools": tools,
-                "missing": [
-                    {"name": name, "used_for": one.used_for, "install": one.install}
-                    for name, one in PROGRAMS.items()
-                    if tools[name] is None
-                ],
-                "verdict": [asdict(verdict) for verdict in verdicts],
-            }
-        )
+        print_json(_report_json(found))
         return
-    _print_machine(machine, torch)
-    _print_extras(extras)
-    _print_programs(tools)
-    for verdict in verdicts:
+    _print_machine(found.machine, found.torch)
+    _print_extras(found.extras)
+    _print_programs(found.programs)
+    for verdict in found.verdicts:
         note = f"  ({verdict.why})" if verdict.why else ""
         click.echo(
             f"{verdict.what}: {click.style('yes', 'green') if verdict.works else click.style('no', 'red')}{note}"
         )
 
 
-def judge(torch: Torch | str | None, extras: list[Extra], has_nvidia_driver: bool) -> list[DoctorVerdict]:
-    engine = next(extra for extra in extras if extra.name == "engine")
-    trouble = ""
-    if isinstance(torch, str):
-        trouble = f"torch is installed but does not load: {torch}"
-    elif torch is None or not engine.is_complete:
-        trouble = install_command(engine)
-    return [
-        DoctorVerdict("sampling and training on CPU", not trouble, trouble),
-        DoctorVerdict("sampling and training on GPU", *_judge_gpu(torch, trouble, has_nvidia_driver)),
-    ]
-
-
-def _judge_gpu(torch: Torch | str | None, trouble: str, has_nvidia_driver: bool) -> tuple[bool, str]:
-    if trouble or not isinstance(torch, Torch):
-        return False, trouble
-    if torch.gpus:
-        return True, f"{_gpus_text(torch)}; {_kernels_text(torch)}"
-    if not has_nvidia_driver:
-        return False, "no NVIDIA GPU here"
-    if torch.build == "cpu":
-        return False, "there is an NVIDIA driver, but this torch is a CPU build: install a CUDA build of torch"
-    return False, f"there is an NVIDIA driver, but torch ({torch.build}) sees no GPU: compare with nvidia-smi"
-
-
-def install_command(extra: Extra) -> str:
-    return f"pip install 'palestra[{extra.name}]'"
+def _report_json(found: MachineReport) -> dict[str, object]:
+    return {
+        "machine": asdict(found.machine),
+        "torch": asdict(found.torch) if isinstance(found.torch, Torch) else None,
+        "torch_error": found.torch if isinstance(found.torch, str) else None,
+        "extras": {extra.name: _extra_json(extra) for extra in found.extras},
+        "tools": found.programs,
+        "missing": [
+            {"name": name, "used_for": PROGRAMS[name].used_for, "install": PROGRAMS[name].install}
+            for name, path in found.programs.items()
+            if path is None
+        ],
+        "verdict": [asdict(verdict) for verdict in found.verdicts],
+    }
 
 
 def _extra_json(extra: Extra) -> dict[str, object]:
     return {
         "complete": extra.is_complete,
         "packages": [asdict(package) for package in extra.packages],
-        "install": None if extra.is_complete else install_command(extra),
+        "install": None if extra.is_complete else extra.install_command,
     }
-
-
-def _gpus_text(torch: Torch) -> str:
-    return "; ".join(f"{gpu.name}, {bytes_text(gpu.memory_bytes)}, capability {gpu.capability}" for gpu in torch.gpus)
-
-
-def _kernels_text(torch: Torch) -> str:
-    if torch.triton is None:
-        return "without Triton, plain torch code is used: correct, several times slower; type: pip install triton"
-    if not torch.can_keep_kernels:
-        where = f"{torch.kernel_cache} is not writable"
-        return f"Triton {torch.triton}, but {where}: kernels are compiled at each start; set TRITON_CACHE_DIR"
-    return f"Triton {torch.triton}; compiled kernels are kept in {torch.kernel_cache}"
 
 
 def _print_machine(machine: Machine, torch: Torch | str | None) -> None:
@@ -129,14 +70,14 @@ def _print_machine(machine: Machine, torch: Torch | str | None) -> None:
     }
     if isinstance(torch, Torch):
         rows["torch"] = f"{torch.version}, {torch.build} build, {torch.threads} threads, {torch.cpu_kernels} kernels"
-        rows["accelerator"] = _gpus_text(torch) or ("Apple GPU (MPS)" if torch.mps else "none")
+        rows["accelerator"] = gpus_text(torch) or ("Apple GPU (MPS)" if torch.mps else "none")
     else:
         rows["torch"] = "not installed" if torch is None else f"does not load: {torch}"
     for name, text in rows.items():
         click.echo(f"{name:<12} {text}")
 
 
-def _print_programs(found: dict[str, str | None]) -> None:
+def _print_programs(found: Mapping[str, str | None]) -> None:
     click.echo("\nPrograms")
     for name, path in found.items():
         one = PROGRAMS[name]
@@ -157,4 +98,4 @@ def _print_extras(extras: list[Extra]) -> None:
         if there:
             click.echo(f"  {'':<10} has: {', '.join(there)}")
         if lacking:
-            click.echo(f"  {'':<10} {install_command(extra)}")
+            click.echo(f"  {'':<10} {extra.install_command}")

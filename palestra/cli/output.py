@@ -80,14 +80,6 @@ def print_result(as_json: bool, content: object, text: str) -> None:
     click.echo(json.dumps(content, indent=2) if as_json else text)
 
 
-def bytes_text(size_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.1f} TiB"
-
-
 def count_text(count: int) -> str:
     for factor, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= factor:

@@ -1,4 +1,4 @@
-"""Amounts and durations as people type them: `16GB`, `2M`, `30d`."""
+"""Amounts and durations as people type and read them: `16GB`, `2M`, `30d`, `1.5 GiB`."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def parse_duration(text: str) -> float:
     if found is None:
         raise ValueError(f"{text!r} is not a duration; write it as 30m, 12h or 30d")
     return float(found[1]) * SECONDS[found[2]]
+
+
+def bytes_text(size_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"

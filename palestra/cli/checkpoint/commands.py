@@ -23,9 +23,10 @@ from palestra.cli.checkpoint.common import (
 )
 from palestra.cli.checkpoint.sharing import import_, push
 from palestra.cli.options import server_options
-from palestra.cli.output import bytes_text, fail, needs_extra, print_json
+from palestra.cli.output import fail, needs_extra, print_json
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
 from palestra.runs.export_form import ExportForm, GgufSettings
+from palestra.util.amounts import bytes_text
 
 if TYPE_CHECKING:
     from palestra.checkpoints import SavedCheckpoint

@@ -17,8 +17,9 @@ from palestra.cli.checkpoint.common import (
     server_and_key,
 )
 from palestra.cli.options import server_options
-from palestra.cli.output import bytes_text, needs_extra, print_json, print_result
+from palestra.cli.output import needs_extra, print_json, print_result
 from palestra.cli.run.common import json_option, run_errors, runs_option
+from palestra.util.amounts import bytes_text
 from palestra.util.hugging_face import is_hub_id
 from palestra.util.json_types import JsonObject
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TextIO
 import rich_click as click
 
 from palestra.cli.options import renamed_option
-from palestra.cli.output import USAGE, bytes_text, count_text, fail, needs_extra, one_line_errors, print_json
-from palestra.util.amounts import parse_amount
+from palestra.cli.output import USAGE, count_text, fail, needs_extra, one_line_errors, print_json
+from palestra.util.amounts import bytes_text, parse_amount
 from palestra.util.atomic_files import naming
 
 if TYPE_CHECKING:

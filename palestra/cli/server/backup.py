@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import rich_click as click
 
 from palestra import __version__
-from palestra.cli.output import bytes_text, needs_extra, one_line_errors
+from palestra.cli.output import needs_extra, one_line_errors
+from palestra.util.amounts import bytes_text
 
 if TYPE_CHECKING:
     from palestra.config.serve import ServeConfig

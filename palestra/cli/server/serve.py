@@ -11,8 +11,8 @@ import rich_click as click
 from msgspec import to_builtins
 
 from palestra.cli.options import config_files
-from palestra.cli.output import FAILED, USAGE, bytes_text, fail, needs_extra, one_line_errors, print_json
-from palestra.util.amounts import parse_amount
+from palestra.cli.output import FAILED, USAGE, fail, needs_extra, one_line_errors, print_json
+from palestra.util.amounts import bytes_text, parse_amount
 from palestra.util.json_types import JsonObject
 
 if TYPE_CHECKING:

@@ -83,6 +83,10 @@ class Extra:
     def is_complete(self) -> bool:
         return all(package.is_fine for package in self.packages)
 
+    @property
+    def install_command(self) -> str:
+        return f"pip install 'palestra[{self.name}]'"
+
 
 def look_at_machine() -> Machine:
     memory = psutil.virtual_memory()
