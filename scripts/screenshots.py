@@ -77,7 +77,7 @@ def pages_of(run: RunReader, view: str, server: str) -> dict[str, dict[str, str]
     """Addresses by scheme and picture. The rollout is the one with the most to see in the step in the middle."""
     steps = run.steps(Part.ROLLOUTS)
     middle = steps[len(steps) // 2]
-    rollout = max(run.read_rollouts(middle), key=lambda one: (one["used"] or False, one["turns"]))
+    rollout = max(run.read_rollouts(middle), key=lambda one: (one.get("used") or False, one.get("turns", 0)))
     here = f"{view}/runs/{run.name}"
     light = {
         "view-run": here,

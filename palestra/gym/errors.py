@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NotRequired, TypedDict
+
 from palestra.environments.gym.errors import GymError
 from palestra.types.gym_failures import FailureClass, RowFailure, error_text, is_refusal
 
@@ -61,6 +63,15 @@ class RolloutTimeout(GymError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.failure = RowFailure.of(FailureClass.TIMEOUT, reason)
+
+
+class FieldProblem(TypedDict):
+    """What is wrong with a field of a body, as pydantic says it to NeMo Gym's clients."""
+
+    type: str
+    loc: list[str | int]
+    msg: str
+    input: NotRequired[object]
 
 
 class BadCall(GymError):

@@ -14,6 +14,7 @@ from palestra.runs.labels import RunLabels, read_labels
 from palestra.runs.lock import read_holder
 from palestra.runs.metric_table import is_evaluation
 from palestra.runs.record_files import RunError, read_json, read_lines, read_records
+from palestra.runs.rollout_records import RolloutRecord, TokenRecord
 from palestra.util.json_types import JsonObject
 from palestra.util.renamed import with_new_keys
 from palestra.util.suggest import nearest
@@ -165,10 +166,10 @@ class RunReader:
         """Whether a file of a step belongs to the run."""
         return True
 
-    def read_rollouts(self, step: int, part: Part = Part.ROLLOUTS) -> list[Row]:
+    def read_rollouts(self, step: int, part: Part = Part.ROLLOUTS) -> list[RolloutRecord]:
         return list(read_records(self._existing(part, step)))
 
-    def read_tokens(self, step: int) -> list[Row]:
+    def read_tokens(self, step: int) -> list[TokenRecord]:
         return list(read_records(self._existing(Part.TOKENS, step)))
 
     def find_rollouts(self, rollout_id: str, *, prefix: bool = False) -> Iterator[FoundRollout]:
@@ -183,7 +184,7 @@ class RunReader:
     def find_rollout(self, rollout_id: str) -> FoundRollout | None:
         return next(self.find_rollouts(rollout_id), None)
 
-    def find_tokens(self, rollout_id: str, step: int) -> Row | None:
+    def find_tokens(self, rollout_id: str, step: int) -> TokenRecord | None:
         file = self.step_file(Part.TOKENS, step)
         if not file.is_file():
             return None

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from palestra.util.atomic_files import naming, replacing
-from palestra.util.json_types import JsonObject
+from palestra.util.json_types import JsonObject, JsonPayload
 
 BLOCK_BYTES = 512 << 10  # what is decoded at once stays in a CPU's cache
 PACKED_BYTES = 64 << 10  # read at once; conversations take five to fifty times as much
@@ -51,7 +51,7 @@ class LineFile:
         if self._stream.tell() and not _ends_whole(file):
             self._write(b"\n")  # a kill cut the last line: the next one must not be joined to it
 
-    def append(self, row: JsonObject) -> None:
+    def append(self, row: JsonPayload) -> None:
         self._write(_encode(row) + b"\n")  # NaN and infinities become null
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ def read_added_blocks(file: Path, offset: int) -> Iterator[tuple[list[JsonObject
         yield [last], offset + len(rest)
 
 
-def write_records(file: Path, records: Iterable[JsonObject]) -> None:
+def write_records(file: Path, records: Iterable[JsonPayload]) -> None:
     """Writes JSON lines into a zstandard file."""
     import zstandard
 
@@ -117,7 +117,7 @@ def write_records(file: Path, records: Iterable[JsonObject]) -> None:
             z.write(_encode(record) + b"\n")
 
 
-def read_records(file: Path, containing: str = "") -> Iterator[JsonObject]:
+def read_records(file: Path, containing: str = "") -> Iterator[Any]:
     """The records in the order written. `containing`: only lines with this text, which saves decoding the others."""
     import zstandard
 
@@ -166,7 +166,7 @@ def _row(line: bytes) -> JsonObject | None:
     return row if isinstance(row, dict) else None
 
 
-def _encode(record: JsonObject) -> bytes:
+def _encode(record: JsonPayload) -> bytes:
     """A record as JSON. It never fails, because a run must not end over an unusual message."""
     try:
         return msgspec.json.encode(record, enc_hook=_shown)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from palestra.runs.reader import FoundRollout, Part, Row, RunNotFound, RunReader, find_run, list_runs
+from palestra.runs.reader import FoundRollout, Part, RunNotFound, RunReader, find_run, list_runs
+from palestra.runs.rollout_records import RolloutRecord, TokenRecord
 
 
-def matching_rollouts(run: RunReader, step: int | None, evals: bool, matches: Callable[[Row], bool]) -> Iterator[Row]:
+def matching_rollouts(
+    run: RunReader, step: int | None, evals: bool, matches: Callable[[RolloutRecord], bool]
+) -> Iterator[RolloutRecord]:
     """The rollouts of a step, or of all with the newest first. An evaluation has no others than those of `evals`."""
     part = Part.EVAL if evals or not run.steps(Part.ROLLOUTS) else Part.ROLLOUTS
     for one in [step] if step is not None else reversed(run.steps(part)):
@@ -28,7 +31,7 @@ def find_rollout(rollout_id: str, which: str | None, step: int | None, root: Pat
     raise RunNotFound(f"no rollout {rollout_id!r} in {place}{at}; to see them: palestra rollout list {which or 'RUN'}")
 
 
-def tokens_of(run: RunReader, found: FoundRollout) -> Row:
+def tokens_of(run: RunReader, found: FoundRollout) -> TokenRecord:
     tokens = run.find_tokens(found.record["id"], found.step) if found.part is Part.ROLLOUTS else None
     if tokens is None:
         why = "evaluations store no tokens" if found.part is Part.EVAL else "the run was started with keep_tokens=false"

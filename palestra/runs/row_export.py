@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import IO
 
 from palestra.runs.reader import Part, Row, RunReader
+from palestra.util.json_types import JsonMapping
 
 
 def write_rows(run: RunReader, what: str, form: str, stream: IO[bytes]) -> int:
@@ -27,14 +28,14 @@ def write_rows(run: RunReader, what: str, form: str, stream: IO[bytes]) -> int:
     return len(table)
 
 
-def read_rows(run: RunReader, what: str) -> Iterable[Row]:
+def read_rows(run: RunReader, what: str) -> Iterable[JsonMapping]:
     if what == "metrics":
         return run.read_metrics()
     part = Part(what)
     return (row for step in run.steps(part) for row in run.read_rollouts(step, part))
 
 
-def flat(row: Row) -> Row:
+def flat(row: JsonMapping) -> Row:
     """A record without nesting: each metric of an environment becomes a column, conversations and tokens become JSON in
     a cell."""
     metrics = row.get("metrics")

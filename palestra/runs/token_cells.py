@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from palestra.util.json_types import JsonObject
+from palestra.runs.rollout_records import TokenRecord
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -34,7 +34,7 @@ class TokenCell(Struct):
     """Entropy of the trainer's distribution there, in nats, just before the update; None where it was not recorded."""
 
 
-def token_cells(record: JsonObject, tokenizer: Tokenizer | None) -> list[TokenCell]:
+def token_cells(record: TokenRecord, tokenizer: Tokenizer | None) -> list[TokenCell]:
     """The tokens of a rollout, from a line of the run's `tokens` file."""
     cells = [TokenCell(token, "", TokenOrigin.PROMPT) for token in record["prompt"]]
     for turn in record["turns"]:

@@ -23,7 +23,18 @@ from palestra.runs.names import drawn_names
 from palestra.runs.pictures import write_pictures
 from palestra.runs.reader import STOP, Part, RunReader, RunStatus
 from palestra.runs.record_files import BadRunName, LineFile, RunError, write_json, write_records
-from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Branch, Group, Rollout, TrainSequence
+from palestra.runs.rollout_records import (
+    ForkFacts,
+    Judgements,
+    PicturePlaces,
+    RolloutRecord,
+    TokenRecord,
+    TrainingUse,
+    TurnSegments,
+    TurnTimes,
+    VersionCounts,
+)
+from palestra.types.rollouts import PROMPT_TOKENS, SAMPLED_TOKENS, Branch, Group, Rollout, TrainSequence, Turn
 from palestra.util.json_types import JsonMapping, JsonObject
 
 FORMAT = 1
@@ -162,10 +173,16 @@ class RunFolder(RunReader):
     def _write_readable(
         self, part: Part, step: int, groups: Sequence[Group], trained: Mapping[str, TrainSequence] | None
     ) -> None:
-        about = {"step": step, "attempt": self.attempt}
         write_pictures(self.path, (one for group in groups for one in group.all_rollouts))
-        records = [
-            {**_readable(one), **_forking(one, rollout), "level": group.task.level, **about, **_use(one, trained)}
+        records: list[RolloutRecord] = [
+            {
+                **_readable(one),
+                **_forking(one, rollout),
+                "level": group.task.level,
+                "step": step,
+                "attempt": self.attempt,
+                **_use(one, trained),
+            }
             for group in groups
             for rollout in group.rollouts
             for one in rollout.tree
@@ -223,7 +240,7 @@ def _changes(old: object, new: object) -> dict[str, list[Any]]:
     }
 
 
-def _readable(rollout: Rollout) -> JsonObject:
+def _readable(rollout: Rollout) -> RolloutRecord:
     return {
         "id": rollout.id,
         "group": rollout.group,
@@ -245,15 +262,23 @@ def _readable(rollout: Rollout) -> JsonObject:
         "env_s": sum(turn.env_s for turn in rollout.all_turns),
         **_turn_times(rollout),
         "metrics": rollout.metrics,
-        **({"verdict": rollout.verdict} if rollout.verdict else {}),
-        **({"judgement": rollout.judgement} if rollout.judgement else {}),
+        **_judgements(rollout),
         "error": rollout.error,
         "failure": rollout.failure,
         "messages": rollout.messages,
     }
 
 
-def _forking(rollout: Rollout, whole: Rollout) -> JsonObject:
+def _judgements(rollout: Rollout) -> Judgements:
+    found: Judgements = {}
+    if rollout.verdict:
+        found["verdict"] = rollout.verdict
+    if rollout.judgement:
+        found["judgement"] = rollout.judgement
+    return found
+
+
+def _forking(rollout: Rollout, whole: Rollout) -> ForkFacts:
     """Returns a record's fields about forks: `whole` is the rollout itself, or the one that it was forked from."""
     if rollout is not whole:
         return {"fork_of": whole.id, "fork_turn": rollout.fork_turn}
@@ -262,19 +287,19 @@ def _forking(rollout: Rollout, whole: Rollout) -> JsonObject:
     return {"not_forked": rollout.not_forked} if rollout.not_forked else {}
 
 
-def _versions(rollout: Rollout) -> JsonObject:
+def _versions(rollout: Rollout) -> VersionCounts:
     """Returns how many tokens each version of the weights drew, if there were several."""
     counts = Counter(version for turn in rollout.all_turns for version in turn.versions)
     return {"versions": sorted(counts.items())} if len(counts) > 1 else {}
 
 
-def _turn_times(rollout: Rollout) -> JsonObject:
+def _turn_times(rollout: Rollout) -> TurnTimes:
     """The seconds of sampling and of the environment for each turn, in the order of play, if they were measured."""
     times = [[round(turn.sample_s, 4), round(turn.env_s, 4)] for turn in rollout.turns_in_order]
     return {"turn_times": times} if any(any(one) for one in times) else {}
 
 
-def _use(rollout: Rollout, trained: Mapping[str, TrainSequence] | None) -> JsonObject:
+def _use(rollout: Rollout, trained: Mapping[str, TrainSequence] | None) -> TrainingUse:
     """Whether a rollout was trained on, and its advantage before it was scaled: the mean over the tokens that were
     sampled."""
     if trained is None:
@@ -304,6 +329,14 @@ def _of_sampled(values: Sequence[float] | None, trained: TrainSequence | None) -
     return [one for one, is_sampled in zip(values, trained.sampled[1:], strict=True) if is_sampled]
 
 
+def _segments(turn: Turn) -> TurnSegments:
+    return {"segments": turn.segments} if turn.segments else {}
+
+
+def _pictures(row: Branch) -> PicturePlaces:
+    return {"pictures": [[one.start, one.rows, one.file.digest] for one in row.pictures]} if row.pictures else {}
+
+
 def _token_record(
     row: Branch,
     group: str,
@@ -311,7 +344,7 @@ def _token_record(
     trained: TrainSequence | None,
     trainer_logprobs: Sequence[float] | None,
     entropies: Sequence[float] | None,
-) -> JsonObject:
+) -> TokenRecord:
     spread = _of_sampled(entropies, trained)
     return {
         "id": row.id,
@@ -326,11 +359,11 @@ def _token_record(
                 "logprobs": turn.logprobs,
                 "stop": turn.stop,
                 "version": turn.version,
-                **({"segments": turn.segments} if turn.segments else {}),
+                **_segments(turn),
             }
             for turn in row.turns
         ],
-        **({"pictures": [[one.start, one.rows, one.file.digest] for one in row.pictures]} if row.pictures else {}),
+        **_pictures(row),
         "advantages": _unscaled(trained) if trained else None,
         "advantage_divisor": trained.divisor if trained else None,
         "trainer_logprobs": _of_sampled(trainer_logprobs, trained),

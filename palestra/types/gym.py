@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 GYM = "gym"
 GYM_HEAD = "http://127.0.0.1:11000"
 """Address of a gym's head server, unless its config says otherwise."""
+
+ComputeMetrics: TypeAlias = Callable[[list[list[JsonMapping]]], JsonPayload]
+"""Computes metrics of a server's own from all rollouts by task."""
+PickKeyMetrics: TypeAlias = Callable[[JsonObject], JsonPayload]
+"""Picks the most important of all metrics."""
 
 PARAMS = "responses_create_params"
 AGENT_REF: Final = "agent_ref"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from palestra.runs.rollout_records import RolloutRecord
 from palestra.util.figures import number_text
-from palestra.util.json_types import JsonObject
+from palestra.view.rollouts.rollout_records import ListedRecord
 
 RAMP = 10
 HEIGHT = 22
@@ -34,7 +35,7 @@ def reward_class(reward: float | None, low: float, high: float) -> str:
     return f"r{round(RAMP * min(1.0, max(0.0, share)))}"
 
 
-def advantage_bars(rollouts: Sequence[JsonObject]) -> Markup:
+def advantage_bars(rollouts: Sequence[ListedRecord]) -> Markup:
     """A bar for each rollout: up if it was better than its group, down if it was worse."""
     values = [one.get("advantage") for one in rollouts]
     largest = max((abs(value) for value in values if value), default=0.0)
@@ -59,7 +60,7 @@ def _bar(place: int, value: float, middle: float, scale: float) -> Markup:
     )
 
 
-def waterfall(record: JsonObject) -> Markup:
+def waterfall(record: RolloutRecord) -> Markup:
     """Draws where the seconds of a rollout went: sampling, the environment, and waiting for either."""
     total = float(record.get("seconds") or 0.0)
     sampling, environment = float(record.get("sample_s") or 0.0), float(record.get("env_s") or 0.0)
@@ -105,7 +106,7 @@ def turn_waterfall(times: Sequence[Sequence[float]]) -> Markup:
     ).format(w=WIDTH, h=height * len(times), n=len(times), bars=bars)
 
 
-def span_text(rollouts: Sequence[JsonObject], field: str) -> str:
+def span_text(rollouts: Sequence[ListedRecord], field: str) -> str:
     """The lowest and the highest value of a field."""
     values = [one[field] for one in rollouts if isinstance(one.get(field), int | float)]
     if not values:

@@ -11,6 +11,8 @@ import rich_click as click
 
 from palestra.cli.output import print_json
 from palestra.cli.run.common import find, json_option, print_table, run_errors, runs_option
+from palestra.runs.rollout_records import RolloutRecord, TokenRecord
+from palestra.types.rollouts import Message
 from palestra.util.figures import number_text
 from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
@@ -143,7 +145,7 @@ def print_messages(console: Console, record: JsonObject) -> None:
         console.print()
 
 
-def print_tokens(console: Console, tokens: JsonObject, folder: str | None, color: str) -> None:
+def print_tokens(console: Console, tokens: TokenRecord, folder: str | None, color: str) -> None:
     from palestra.cli.run.token_view import LEGENDS, Color, colored, table_rows
     from palestra.runs.token_cells import load_tokenizer, token_cells
 
@@ -158,7 +160,7 @@ def print_tokens(console: Console, tokens: JsonObject, folder: str | None, color
     console.print(colored(cells, Color(color)))
 
 
-def content_text(message: JsonObject) -> str:
+def content_text(message: Message) -> str:
     """The text of a message, followed by its other parts, such as tool calls."""
     content = message.get("content")
     if isinstance(content, list):
@@ -167,7 +169,7 @@ def content_text(message: JsonObject) -> str:
     return "\n".join([*([str(content)] if content else []), *(f"{name}: {value}" for name, value in rest.items())])
 
 
-def last_message(record: JsonObject) -> str:
+def last_message(record: RolloutRecord) -> str:
     answers = [message for message in record.get("messages") or [] if message.get("role") == "assistant"]
     text = " ".join(content_text(answers[-1]).split()) if answers else record.get("error") or ""
     text = safe_text(text, keep="")

@@ -14,7 +14,6 @@ from palestra.gym.records import STEP_ID
 from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.responses import (
     PARAM_DEFAULTS,
-    Item,
     added_usage,
     checked_object,
     checked_response,
@@ -26,6 +25,7 @@ from palestra.gym.servers.responses import (
 from palestra.gym.servers.settings import ServerReference
 from palestra.gym.wire import NO_COOKIES, Cookies
 from palestra.types.gym import PARAMS, TURN_TIMES
+from palestra.types.openai import ModelResponse, ResponseItem, ResponsesParams
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class _World(Struct):
         self.can_repeat = bool(info.get("supports_step_idempotency"))
         return answered.get("observation")
 
-    async def step(self, response: JsonObject) -> JsonObject:
+    async def step(self, response: ModelResponse) -> JsonObject:
         body = {**self.row, "response": response}
         if self.can_repeat:
             body[STEP_ID] = uuid4().hex
@@ -95,18 +95,18 @@ class GymnasiumAgent(WorldAgentServer[S]):
         finally:
             await world.close()
 
-    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
+    async def respond(self, params: ResponsesParams, rollout: Rollout) -> Reply:
         """Plays one turn of the model: without a world there are no steps."""
         return await self._ask(params, rollout.cookies, rollout.prefix)
 
-    async def _play(self, world: _World, given: JsonObject, observation: str | None, prefix: str) -> JsonObject:
+    async def _play(self, world: _World, given: ResponsesParams, observation: str | None, prefix: str) -> JsonObject:
         first = [*input_items(given), *([user_message(observation)] if observation else [])]
-        params = {**given, "input": first}
-        produced: list[Item] = []
+        params: ResponsesParams = {**given, "input": first}
+        produced: list[ResponseItem] = []
         reward, usage, cookies = 0.0, None, NO_COOKIES
         step: JsonObject = {}
         times: list[tuple[float, float]] = []
-        reply = Reply(response={})
+        reply = Reply(response={"output": []})
         for _ in range(self.settings.max_steps):
             await asyncio.sleep(0)  # as in `simple.play`
             began_s = time.perf_counter()
@@ -124,7 +124,7 @@ class GymnasiumAgent(WorldAgentServer[S]):
         else:
             step = {**step, "truncated": True}
         return {
-            PARAMS: PARAM_DEFAULTS | params,
+            PARAMS: {**PARAM_DEFAULTS, **params},
             "response": {**reply.response, "output": produced, "usage": usage},
             "reward": reward,
             "terminated": bool(step.get("terminated")),
@@ -133,13 +133,13 @@ class GymnasiumAgent(WorldAgentServer[S]):
             TURN_TIMES: times,
         }
 
-    async def _ask(self, body: JsonObject, cookies: Cookies, prefix: str) -> Reply:
+    async def _ask(self, body: ResponsesParams, cookies: Cookies, prefix: str) -> Reply:
         name = self.settings.model_server.name
         answer = await self.asked(name, f"{prefix}/v1/responses", body, cookies, self.settings.model_timeout_s)
         return Reply(response=checked_response(answer.value(), name), cookies=dict(answer.cookies))
 
 
-def _seen(step: JsonObject) -> list[Item]:
+def _seen(step: JsonObject) -> list[ResponseItem]:
     """Returns what the world says to the model."""
     outputs = (step.get("info") or {}).get("tool_outputs") or []
     items = [tool_output(one["call_id"], one["output"]) for one in outputs]

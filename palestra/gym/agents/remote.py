@@ -24,6 +24,7 @@ from palestra.gym.wire import encoded
 from palestra.net.http_client import CallFailed, ConnectionClosed, HttpClient, HttpReply, NoConnection
 from palestra.types.gym import FAILURE_CLASS, FAILURE_TERMINAL, NO_PERSIST
 from palestra.types.gym_failures import FailureClass, RowFailure
+from palestra.types.openai import ModelResponse, ResponsesParams
 from palestra.util.json_types import JsonObject
 
 log = logging.getLogger(__name__)
@@ -100,13 +101,13 @@ class RemoteAgent(WorldAgentServer[S]):
                 log.warning("%s: a rollout failed: %s", self.name, str(error)[:SHOWN])
                 return _failed_row(clean, error)
 
-    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
+    async def respond(self, params: ResponsesParams, rollout: Rollout) -> Reply:
         talk = _Talk(self, rollout)
         max_steps = self.settings.max_steps
         response = await play(params, talk.call_model, talk.use_tool, max_steps=max_steps, calls_of=unanswered_calls)
         return Reply(response=response, cookies=dict(talk.resources_cookies))
 
-    async def ask_service(self, body: JsonObject, cookies: dict[str, str]) -> HttpReply:
+    async def ask_service(self, body: ResponsesParams, cookies: dict[str, str]) -> HttpReply:
         """Calls the service. Raises RemoteError."""
         problem: Exception | None = None
         for attempt in range(TRIES):
@@ -134,7 +135,7 @@ class _Talk:
         self._service_cookies: dict[str, str] = {}
         self.resources_cookies = rollout.cookies
 
-    async def call_model(self, body: JsonObject) -> JsonObject:
+    async def call_model(self, body: ResponsesParams) -> ModelResponse:
         reply = await self._agent.ask_service(body, self._service_cookies)
         self._service_cookies |= reply.cookies
         shown = reply.body[:SHOWN].decode(errors="replace")

@@ -12,7 +12,6 @@ import orjson
 from palestra.gym.servers.agents import Reply, Rollout, WorldAgentServer, WorldAgentSettings
 from palestra.gym.servers.resources import RESERVED
 from palestra.gym.servers.responses import (
-    Item,
     added_usage,
     checked_response,
     function_calls,
@@ -22,9 +21,9 @@ from palestra.gym.servers.responses import (
 )
 from palestra.gym.servers.settings import ServerReference
 from palestra.gym.wire import Cookies
-from palestra.util.json_types import JsonObject
+from palestra.types.openai import ModelResponse, ResponseItem, ResponsesParams
 
-CallModel = Callable[[JsonObject], Awaitable[JsonObject]]
+CallModel = Callable[[ResponsesParams], Awaitable[ModelResponse]]
 """Takes a whole request to the model; returns its checked Responses object."""
 UseTool = Callable[[str, Any], Awaitable[str]]
 """Takes a tool's name and arguments; returns what the model reads."""
@@ -35,18 +34,18 @@ NO_SUCH_TOOL = '{"detail":"Not Found"}'
 
 
 async def play(
-    params: JsonObject,
+    params: ResponsesParams,
     ask: CallModel,
     use_tool: UseTool,
     *,
     max_steps: int | None,
-    calls_of: Callable[[list[Item]], list[Item]] = function_calls,
+    calls_of: Callable[[list[ResponseItem]], list[ResponseItem]] = function_calls,
     times: TurnTimes | None = None,
-) -> JsonObject:
+) -> ModelResponse:
     """Returns the last answer of the model, with the items of all turns and the sum of their usage. `times` gets the
     seconds of each call, and of the tools after it."""
     first = input_items(params)
-    produced: list[Item] = []
+    produced: list[ResponseItem] = []
     usage, step = None, 0
     while True:
         step += 1
@@ -55,7 +54,7 @@ async def play(
         began_s = time.perf_counter()
         response = await ask({**params, "input": [*first, *produced]})
         answered_s = time.perf_counter()
-        output: list[Item] = response["output"]
+        output: list[ResponseItem] = response["output"]
         produced += output
         usage = added_usage(usage, response.get("usage"))
         calls = calls_of(output)
@@ -69,7 +68,7 @@ async def play(
     return {**response, "output": produced, "usage": usage}
 
 
-async def _used(call: Item, use_tool: UseTool) -> str:
+async def _used(call: ResponseItem, use_tool: UseTool) -> str:
     try:
         arguments = orjson.loads(call.get("arguments", ""))
     except orjson.JSONDecodeError as error:
@@ -108,7 +107,7 @@ class SimpleAgent(WorldAgentServer[S]):
 
     plain_settings = SimpleAgentSettings
 
-    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
+    async def respond(self, params: ResponsesParams, rollout: Rollout) -> Reply:
         table = _Conversation(self, rollout)
         times: TurnTimes = []
         steps = self.settings.max_steps
@@ -129,7 +128,7 @@ class _Conversation:
         self.model_cookies: Cookies = rollout.cookies
         self.resources_cookies: Cookies = rollout.cookies
 
-    async def call_model(self, body: JsonObject) -> JsonObject:
+    async def call_model(self, body: ResponsesParams) -> ModelResponse:
         name = self._settings.model_server.name
         timeout_s = self._settings.model_timeout_s
         answer = await self._agent.asked(name, self._path, body, self.model_cookies, timeout_s)

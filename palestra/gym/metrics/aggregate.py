@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Required
 
-from palestra.types.gym import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX
-from palestra.util.json_types import JsonMapping, JsonObject
+from typing_extensions import TypedDict  # `extra_items` comes with Python 3.15
+
+from palestra.types.gym import MASK_SAMPLE, ROLLOUT_INDEX, TASK_INDEX, ComputeMetrics, PickKeyMetrics
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 _KEYS = (TASK_INDEX, ROLLOUT_INDEX, MASK_SAMPLE)
 
@@ -73,16 +75,26 @@ def _number(value: object) -> float | None:
 
 
 Rollout = JsonMapping
-ComputeMetrics = Callable[[list[list[Rollout]]], JsonObject]
-PickKeyMetrics = Callable[[JsonObject], JsonObject]
+
+
+class TaskMetrics(TypedDict, total=False, extra_items=Any):
+    """Metrics of a task: its index, statistics by name, and what these say of its rollouts."""
+
+    sample: JsonPayload
+    """The row that was played."""
+    num_rollouts: Required[int]
+    expected_num_rollouts: int
+    missing_num_rollouts: int
+    reward_profile_completion_pct: float
+    rollout_infos: list[JsonPayload]
 
 
 class RolloutMetrics(TypedDict):
     """The answer."""
 
-    group_level_metrics: list[JsonObject]
-    agent_metrics: JsonObject
-    key_metrics: JsonObject
+    group_level_metrics: list[TaskMetrics]
+    agent_metrics: JsonPayload
+    key_metrics: JsonPayload
 
 
 def aggregate(
@@ -116,12 +128,14 @@ def by_task(rollouts: Sequence[Rollout]) -> dict[int, list[Rollout]]:
     return dict(sorted(tasks.items()))
 
 
-def means(metrics: JsonMapping) -> JsonObject:
+def means(metrics: JsonPayload) -> JsonPayload:
     """Returns the key metrics if none are chosen."""
     return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
 
-def with_expected(groups: list[JsonObject], expected: Counter[int], samples: Mapping[int, Rollout]) -> list[JsonObject]:
+def with_expected(
+    groups: list[TaskMetrics], expected: Counter[int], samples: Mapping[int, Rollout]
+) -> list[TaskMetrics]:
     """Adds how many of each task's rollouts there are, and the row they were played from."""
     for group in groups:
         index = group[TASK_INDEX]
@@ -134,9 +148,9 @@ def with_expected(groups: list[JsonObject], expected: Counter[int], samples: Map
     return groups
 
 
-def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, float]]) -> JsonObject:
+def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, float]]) -> TaskMetrics:
     found = len(rollouts)
-    return {
+    group: Any = {
         TASK_INDEX: index,
         **described(columns(numbers[id(one)] for one in rollouts)),
         "sample": {},
@@ -146,14 +160,15 @@ def _group(index: int, rollouts: list[Rollout], numbers: dict[int, dict[str, flo
         "reward_profile_completion_pct": 100.0,
         "rollout_infos": [_info(index, one, numbers[id(one)]) for one in rollouts],
     }
+    return group
 
 
-def _info(index: int, rollout: Rollout, numbers: dict[str, float]) -> JsonObject:
+def _info(index: int, rollout: Rollout, numbers: dict[str, float]) -> JsonPayload:
     number = rollout.get(ROLLOUT_INDEX, 0)
     return {"rollout_id": f"{index}:{number}", TASK_INDEX: index, ROLLOUT_INDEX: number, **numbers}
 
 
-def _add_per_task(groups: list[JsonObject], own: Any) -> None:
+def _add_per_task(groups: list[TaskMetrics], own: Any) -> None:
     """Adds a server's own metrics of a task to the common ones."""
     if not own:
         return

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from palestra.gym.metrics.aggregate import deviation
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonPayload
 
 Rollout = JsonMapping
 Scores = dict[str, float]
@@ -33,7 +33,7 @@ class TaskScores(Struct, frozen=True):
 
 def pass_metrics(
     tasks: Sequence[Sequence[Rollout]], score: ScoreOf | None = None, answer_key: str | None = None
-) -> JsonObject:
+) -> JsonPayload:
     """Returns `pass@k/accuracy`, `pass@1[avg-of-k]/accuracy`, with `answer_key` also `majority@k/accuracy`, and
     `…/no_answer`. Without `score` the reward is the accuracy."""
     score = score or (lambda rollout: {"accuracy": rollout["reward"]})
@@ -42,7 +42,7 @@ def pass_metrics(
         return {}
     names = sorted({name for task in scored for one in task.scores for name in one})
     most = max(len(task.scores) for task in scored)
-    metrics: JsonObject = {}
+    metrics: dict[str, object] = {}
     for k in range(1, most + 1):
         for name in names:
             _add(
@@ -62,7 +62,7 @@ def pass_metrics(
 
 def subset_metrics(
     tasks: Sequence[Sequence[Rollout]], subset_key: str, score: ScoreOf | None = None, answer_key: str | None = None
-) -> JsonObject:
+) -> JsonPayload:
     """Returns the same for each value of a field: `easy/pass@1/accuracy`."""
     subsets: dict[str, list[Sequence[Rollout]]] = {}
     for task in tasks:
@@ -78,11 +78,11 @@ def subset_metrics(
 
 
 def highest_k(
-    metrics: JsonMapping,
+    metrics: JsonPayload,
     pattern: str,
     score_names: Sequence[str] | None = None,
     exclude_names: Sequence[str] = (),
-) -> JsonObject:
+) -> JsonPayload:
     """Returns those of `pass@{k}` or `pass@1[avg-of-{k}]` with the largest k, without their statistics."""
     shape = re.compile("^" + re.escape(pattern).replace(r"\{k\}", r"(\d+)") + "/(.+)$")
     found: list[tuple[int, str]] = []
@@ -147,7 +147,7 @@ def _variation(label: str, runs: list[float], scored: Sequence[TaskScores], name
     return figures
 
 
-def _add(metrics: JsonObject, name: str, values: list[float]) -> None:
+def _add(metrics: dict[str, object], name: str, values: list[float]) -> None:
     if values:
         metrics[name] = 100.0 * _mean(values)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
@@ -15,6 +15,7 @@ from palestra.gym.servers.responses import checked_params, checked_verdict, fill
 from palestra.gym.servers.settings import ServerReference, settings_of, settings_type
 from palestra.gym.wire import NO_COOKIES, Cookies, GymRequest, GymResponse
 from palestra.types.gym import ATTEMPT_INDEX, PARAMS, ROLLOUT_ID, ROLLOUT_INDEX, TASK_INDEX, TURN_TIMES
+from palestra.types.openai import ModelResponse, ResponsesParams
 from palestra.util.json_types import JsonMapping, JsonObject
 
 ROLLOUT_S, MODEL_S = 3600.0, 1800.0
@@ -42,13 +43,17 @@ class WorldAgentSettings(AgentSettings, frozen=True, kw_only=True):
     """The resources server to play in: `{type: resources_servers, name: NAME}`."""
 
 
+TurnTimes: TypeAlias = list[tuple[float, float]]
+"""Seconds of each model call, and of the tools after it."""
+
+
 class Reply(Struct, frozen=True, kw_only=True):
     """An agent's answer, without a verdict."""
 
-    response: JsonObject
+    response: ModelResponse
     cookies: dict[str, str] = field(default_factory=dict)
     """Cookies for the verifying call."""
-    turn_times: list[tuple[float, float]] = field(default_factory=list)
+    turn_times: TurnTimes = field(default_factory=list)
     """A pair for each model call: its seconds, and those of the tools after it."""
 
 
@@ -81,7 +86,7 @@ class AgentServer(GymServer, Generic[S]):
         """Plays a row and returns it with its verdict. Its `responses_create_params` are already checked."""
         raise NotImplementedError(f"{type(self).__name__} has no run")
 
-    async def respond(self, params: JsonObject, rollout: Rollout) -> Reply:
+    async def respond(self, params: ResponsesParams, rollout: Rollout) -> Reply:
         """Plays without seed and verdict."""
         raise NotImplementedError(f"{type(self).__name__} has no responses")
 
@@ -172,7 +177,7 @@ class WorldAgentServer(AgentServer[W]):
         return await self.asked(self.settings.resources_server.name, path, body, cookies)
 
 
-def _timed(reply: Reply) -> JsonObject:
+def _timed(reply: Reply) -> dict[str, TurnTimes]:
     return {TURN_TIMES: reply.turn_times} if reply.turn_times else {}
 
 

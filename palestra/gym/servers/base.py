@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar, Protocol, TypeAlias
 
 from palestra.gym.call_counts import CallCounts
-from palestra.gym.errors import BadCall
+from palestra.gym.errors import BadCall, FieldProblem
 from palestra.gym.records import ServerInstance, ServerKind
 from palestra.gym.sessions import SessionSigner
 from palestra.gym.wire import Cookies, GymRequest, GymResponse
-from palestra.types.gym import ROLLOUT_INDEX, TASK_INDEX
-from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
+from palestra.types.gym import ROLLOUT_INDEX, TASK_INDEX, ComputeMetrics, PickKeyMetrics
+from palestra.util.json_types import JsonMapping, JsonPayload
 
 
 class Peers(Protocol):
@@ -85,8 +84,8 @@ FIELD = "verify_responses"
 
 def aggregated(
     call: GymRequest,
-    compute: Callable[[list[list[JsonMapping]]], JsonObject] | None = None,
-    pick: Callable[[JsonObject], JsonObject] | None = None,
+    compute: ComputeMetrics | None = None,
+    pick: PickKeyMetrics | None = None,
 ) -> GymResponse:
     """Answers `/aggregate_metrics`. Raises BadCall."""
     from palestra.gym.metrics import aggregate
@@ -101,5 +100,5 @@ def aggregated(
     return GymResponse(body=aggregate(rollouts, compute, pick))
 
 
-def _problem(kind: str, where: list[int], message: str, given: object) -> JsonObject:
+def _problem(kind: str, where: list[int], message: str, given: object) -> FieldProblem:
     return {"type": kind, "loc": ["body", FIELD, *where], "msg": message, "input": given}

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from palestra.gym.errors import BadCall, GymConfigError
-from palestra.util.json_types import JsonObject
+from palestra.gym.errors import BadCall, FieldProblem, GymConfigError
+from palestra.util.json_types import JsonMapping, JsonObject
 
 SESSION, ROW = "session", "row"
 REQUIRED = inspect.Parameter.empty
@@ -30,7 +30,7 @@ class HandlerField(Struct, frozen=True):
     type: Any
     default: Any = REQUIRED
 
-    def value(self, body: JsonObject, problems: list[JsonObject]) -> Any:
+    def value(self, body: JsonMapping, problems: list[FieldProblem]) -> Any:
         if self.name not in body:
             if self.default is REQUIRED:
                 problems.append(_problem("missing", [self.name], "Field required", body))
@@ -93,7 +93,7 @@ class Handler:
     def checked(self, body: object, *, is_strict: bool = False) -> JsonObject:
         if not isinstance(body, dict):
             raise BadCall(422, [_problem("dict_type", [], "Input should be an object", body)])
-        problems: list[JsonObject] = []
+        problems: list[FieldProblem] = []
         found = {one.name: one.value(body, problems) for one in self.fields}
         if is_strict and not self._takes_row:
             unknown = [name for name in body if name not in found]
@@ -103,7 +103,7 @@ class Handler:
         return found
 
 
-def _hints(function: Callable[..., Any]) -> JsonObject:
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -113,7 +113,7 @@ def _hints(function: Callable[..., Any]) -> JsonObject:
         ) from None
 
 
-def _problem(kind: str, where: list[str], message: str, given: object) -> JsonObject:
+def _problem(kind: str, where: list[str], message: str, given: object) -> FieldProblem:
     return {"type": kind, "loc": ["body", *where], "msg": message, "input": given}
 
 

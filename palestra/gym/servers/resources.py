@@ -36,7 +36,7 @@ from palestra.gym.servers.states import IDLE_S, MAX_SESSIONS, Session, SessionSt
 from palestra.gym.wire import GymRequest, GymResponse, encoded
 from palestra.types.gym import PARAMS
 from palestra.types.gym_failures import FailureClass, RowFailure
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 F = TypeVar("F", bound=Callable[..., Any])
 Route = Callable[[GymRequest], Awaitable[GymResponse]]
@@ -111,11 +111,11 @@ class ResourcesServer(GymServer, Generic[S]):
         """The reward of a rollout: a number, a truth, a Verdict, or a mapping with `reward`."""
         raise NotImplementedError(f"{type(self).__name__} has no verify")
 
-    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonPayload:
         """Further metrics, computed from all rollouts by task."""
         return {}
 
-    def key_metrics(self, metrics: JsonObject) -> JsonObject:
+    def key_metrics(self, metrics: JsonObject) -> JsonPayload:
         """The most important metrics."""
         return {name: value for name, value in metrics.items() if name.startswith("mean/")}
 
@@ -241,7 +241,7 @@ class Verdict(Struct, frozen=True):
             f"verify must return a reward, a Verdict or a mapping with a reward, found {type(result).__name__}"
         )
 
-    def fields(self) -> JsonObject:
+    def fields(self) -> JsonPayload:
         """The verdict as fields of the row. Raises ValueError if a trainer could not use it."""
         if not math.isfinite(self.reward):
             raise ValueError(f"a reward must be a finite number, found {self.reward}")
@@ -254,13 +254,13 @@ class Verdict(Struct, frozen=True):
         return found
 
 
-def verified(row: JsonMapping, names: list[str], verdict: Verdict) -> JsonObject:
+def verified(row: JsonMapping, names: list[str], verdict: Verdict) -> JsonPayload:
     """Returns the judged row: the fields that `verify` takes, and the verdict."""
     kept = {name: row[name] for name in (PARAMS, "response", *names) if name in row}
-    return kept | verdict.fields()
+    return {**kept, **verdict.fields()}
 
 
-def unjudged(row: JsonMapping, error: JudgeError) -> JsonObject:
+def unjudged(row: JsonMapping, error: JudgeError) -> JsonPayload:
     """Returns the row of a rollout whose judge failed, so that it can be judged again."""
     failure = RowFailure.of(FailureClass.JUDGE_FAILED, str(error))
     return {**row, REWARD: 0.0, **failure.fields(), JUDGE_WORDS: str(error)}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 from msgspec import Struct
 
 from palestra.chat.responses_output import ECHOED
-from palestra.gym.errors import BadCall, BadReply
+from palestra.gym.errors import BadCall, BadReply, FieldProblem
 from palestra.types.gym import PARAMS
+from palestra.types.openai import ModelResponse, ResponseItem, ResponsesParams, ResponseUsage
 from palestra.util.json_types import JsonMapping, JsonObject
-
-Item = JsonObject
 
 PARAM_DEFAULTS: JsonObject = dict.fromkeys([*ECHOED, "include", "model", "store", "stream"]) | {
     "parallel_tool_calls": True,
@@ -24,7 +23,7 @@ PARAM_DEFAULTS: JsonObject = dict.fromkeys([*ECHOED, "include", "model", "store"
 PARAM_NAMES = frozenset({*PARAM_DEFAULTS, "input"})
 
 
-def checked_params(params: object, where: list[str]) -> JsonObject:
+def checked_params(params: Any, where: list[str]) -> ResponsesParams:
     """Checks `responses_create_params`. Raises BadCall (422) as NeMo Gym does."""
     if not isinstance(params, dict):
         raise BadCall(422, [_problem("missing" if params is None else "dict_type", where, params)])
@@ -35,10 +34,11 @@ def checked_params(params: object, where: list[str]) -> JsonObject:
         problems.append(_problem("literal_error", [*where, "stream"], params["stream"]))
     if problems:
         raise BadCall(422, problems)
-    return params
+    checked: Any = params
+    return checked
 
 
-def _problem(kind: str, where: list[str], given: object) -> JsonObject:
+def _problem(kind: str, where: list[str], given: object) -> FieldProblem:
     fields = {
         "missing": "Field required",
         "dict_type": "Input should be an object",
@@ -53,18 +53,22 @@ def filled_row(row: JsonObject) -> JsonObject:
     return {**row, PARAMS: PARAM_DEFAULTS | row[PARAMS]}
 
 
-def input_items(params: JsonMapping) -> list[Item]:
+def input_items(params: ResponsesParams) -> list[ResponseItem]:
     """Returns the input of a Responses request as items, also if it is a text."""
     given = params["input"]
     return [{"role": "user", "content": given, "type": "message"}] if isinstance(given, str) else given
 
 
-def checked_response(found: Any, name: str) -> JsonObject:
+def checked_response(found: Any, name: str) -> ModelResponse:
     """The answer of a model. Raises BadReply if it is not a Responses object."""
-    output = found.get("output") if isinstance(found, dict) else None
-    if not isinstance(output, list) or not all(isinstance(one, dict) and "type" in one for one in output):
+    if not _is_response(found):
         raise BadReply(f"{name} returned no Responses object: {str(found)[:500]}")
     return found
+
+
+def _is_response(found: object) -> TypeGuard[ModelResponse]:
+    output = found.get("output") if isinstance(found, dict) else None
+    return isinstance(output, list) and all(isinstance(one, dict) and "type" in one for one in output)
 
 
 def checked_object(found: object, name: str) -> JsonObject:
@@ -111,12 +115,12 @@ def checked_verdict(found: Any, name: str) -> JsonObject:
     return found
 
 
-def function_calls(output: list[Item]) -> list[Item]:
+def function_calls(output: list[ResponseItem]) -> list[ResponseItem]:
     """The function calls among the output items."""
     return [one for one in output if one["type"] == "function_call"]
 
 
-def unanswered_calls(output: list[Item]) -> list[Item]:
+def unanswered_calls(output: list[ResponseItem]) -> list[ResponseItem]:
     """Function calls without an output; of two with the same id, the last."""
     answered = {one.get("call_id") for one in output if one["type"] == "function_call_output"}
     return list(
@@ -124,7 +128,7 @@ def unanswered_calls(output: list[Item]) -> list[Item]:
     )
 
 
-def has_message(output: list[Item]) -> bool:
+def has_message(output: list[ResponseItem]) -> bool:
     """Whether the output has a message of the assistant."""
     return any(one["type"] == "message" and one.get("role", "assistant") == "assistant" for one in output)
 
@@ -143,12 +147,12 @@ def output_text(response: JsonMapping) -> str:
     return "".join(parts)
 
 
-def tool_output(call_id: object, output: str) -> Item:
+def tool_output(call_id: str | None, output: str) -> ResponseItem:
     """The item that answers a function call."""
     return {"type": "function_call_output", "call_id": call_id, "output": output}
 
 
-def user_message(text: str) -> Item:
+def user_message(text: str) -> ResponseItem:
     """The item of a user's message."""
     return {"type": "message", "role": "user", "content": text}
 
@@ -156,14 +160,17 @@ def user_message(text: str) -> Item:
 # Usage
 
 
-def added_usage(total: JsonMapping | None, one: JsonMapping | None) -> JsonMapping | None:
+def added_usage(total: ResponseUsage | None, one: ResponseUsage | None) -> ResponseUsage | None:
     """The sum of two usages; a detail that one of them lacks is left out."""
     if total is None or one is None:
         return one if total is None else total
-    return {name: _added(total.get(name), one.get(name)) for name in {**total, **one}}
+    found: ResponseUsage = {}
+    for name in {**total, **one}:
+        found[name] = _added(total.get(name), one.get(name))
+    return found
 
 
-def _added(a: Any, b: Any) -> object:
+def _added(a: Any, b: Any) -> Any:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return {name: _added(a.get(name), b.get(name)) for name in {**a, **b}}
     return None if a is None or b is None else a + b

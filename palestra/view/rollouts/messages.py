@@ -10,6 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from palestra.chat.pictures import SCHEME
+from palestra.types.rollouts import Message
 from palestra.util.json_types import JsonObject
 from palestra.util.picture_parts import is_picture, url_of
 
@@ -51,7 +52,7 @@ def show_messages(messages: Sequence[object]) -> list[ShownMessage]:
     return [_shown(message) for message in messages if isinstance(message, dict)]
 
 
-def _shown(message: JsonObject) -> ShownMessage:
+def _shown(message: Message) -> ShownMessage:
     role = str(message.get("role", "?"))
     pieces = [
         Piece(PieceKind.REASONING, "reasoning", str(message[key]), False) for key in REASONING_KEYS if message.get(key)
@@ -70,7 +71,7 @@ def _shown(message: JsonObject) -> ShownMessage:
     return ShownMessage(role, str(message.get("name") or ""), pieces)
 
 
-def _contents(message: JsonObject) -> Iterator[str | Piece]:
+def _contents(message: Message) -> Iterator[str | Piece]:
     """The content of a message: text, and pictures that the run keeps where they stand among it."""
     content = message.get("content")
     if not isinstance(content, list) or not any(map(_digest, content)):
@@ -95,7 +96,7 @@ def _digest(part: object) -> str:
     return url.removeprefix(SCHEME) if isinstance(url, str) and url.startswith(SCHEME) else ""
 
 
-def content_text(message: JsonObject) -> str:
+def content_text(message: Message) -> str:
     """The text of a message, whichever form its content has."""
     content = message.get("content")
     if isinstance(content, list):
@@ -149,7 +150,7 @@ def _call(call: object) -> Piece:
     return Piece(PieceKind.CALL, f"call {inner.get('name', '?')}", text, len(text) <= LONG)
 
 
-def _of(message: JsonObject) -> str:
+def _of(message: Message) -> str:
     name = message.get("name") or message.get("tool_call_id")
     return f" of {name}" if name else ""
 

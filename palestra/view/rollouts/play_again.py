@@ -8,8 +8,8 @@ import shlex
 from msgspec import Struct
 
 from palestra.environments.platform import APPS, PlatformError, TaskKey
+from palestra.runs.rollout_records import RolloutRecord
 from palestra.runs.saved_checkpoints import checkpoint_names
-from palestra.util.json_types import JsonObject
 from palestra.view.runs.catalogue import Catalogue
 
 SAMPLES = 4
@@ -26,7 +26,7 @@ class PlayAgain(Struct, frozen=True):
     """Key of the platform's task, for the page on which a person plays it."""
 
 
-def how_to_play_again(catalogue: Catalogue, name: str, record: JsonObject) -> PlayAgain:
+def how_to_play_again(catalogue: Catalogue, name: str, record: RolloutRecord) -> PlayAgain:
     run = catalogue.open(name)
     config = run.read_about().get("config")
     model = config.get("model") if isinstance(config, dict) else None

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from pprint import pformat
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from palestra.runs.reader import Part, RunNotFound, RunReader
 from palestra.runs.record_files import RunError, read_records
+from palestra.runs.rollout_records import RolloutRecord, TokenRecord
 from palestra.runs.token_cells import TokenCell, TokenOrigin, load_tokenizer, token_cells
-from palestra.util.json_types import JsonObject
 from palestra.util.safe_text import safe_text
 from palestra.view.rollouts.messages import ShownMessage, content_text, show_messages
 from palestra.view.rollouts.play_again import PlayAgain, how_to_play_again
 from palestra.view.rollouts.rollout_list import read_step
-from palestra.view.rollouts.rollout_records import complete, complete_tokens, messages_in
+from palestra.view.rollouts.rollout_records import ListedRecord, ShownRecord, complete, complete_tokens, messages_in
 from palestra.view.rollouts.verdicts import ShownVerdict, read_verdict
 from palestra.view.runs.catalogue import Catalogue
 
@@ -39,7 +40,7 @@ class RolloutDetail(Struct, frozen=True):
     run: str
     part: Part
     step: int
-    record: JsonObject
+    record: RolloutRecord
     """The record as it was written."""
     messages: list[ShownMessage]
     siblings: list[Sibling]
@@ -101,35 +102,35 @@ def read_rollout(catalogue: Catalogue, name: str, part: Part, step: int, rollout
 def read_tokens(catalogue: Catalogue, name: str, step: int, row_id: str) -> TokenColumns:
     """The tokens of a rollout, or of a branch of one. Raises RunNotFound if none are kept."""
     run = catalogue.open(name)
-    record = run.find_tokens(row_id, step)
-    if record is None:
+    written = run.find_tokens(row_id, step)
+    if written is None:
         raise RunNotFound(
             f"no tokens of {row_id[:100]!r} are kept; keep_tokens in the config keeps them, evaluations have none"
         )
     facts = run.read_about().get("facts") or {}
     tokenizer = _tokenizer(facts.get("tokenizer"))
     try:
-        record = complete_tokens(record)
+        record = complete_tokens(written)
     except msgspec.ValidationError as error:
         raise RunError(f"the tokens of {row_id[:100]!r} cannot be read: {error}") from None
     cells = token_cells(record, tokenizer)
     return TokenColumns(
         id=row_id,
         ids=[cell.id for cell in cells],
-        texts=_texts(cells, record["pictures"]),
+        texts=_texts(cells, record.get("pictures", ())),
         origins=[ORIGINS.index(cell.origin) for cell in cells],
         turns=_turns(record),
         versions=_versions(record),
         logprobs=[cell.logprob for cell in cells],
         trainer_logprobs=[cell.trainer_logprob for cell in cells],
         advantages=[cell.advantage for cell in cells],
-        advantage_divisor=record["advantage_divisor"],
+        advantage_divisor=record.get("advantage_divisor"),
         entropies=[cell.entropy for cell in cells],
         has_texts=tokenizer is not None,
     )
 
 
-def _texts(cells: Sequence[TokenCell], pictures: Sequence[tuple[int, int, str]]) -> list[str]:
+def _texts(cells: Sequence[TokenCell], pictures: Sequence[Sequence[Any]]) -> list[str]:
     """The text of each token; a picture's is at its first position."""
     texts = [safe_text(cell.text) for cell in cells]
     for start, rows, digest in pictures:
@@ -145,14 +146,14 @@ def write_test_case(detail: RolloutDetail) -> str:
     record = detail.record
     answers = [content_text(one) for one in messages_in(record) if one.get("role") == "assistant"]
     facts = {name: record.get(name) for name in ("environment", "task", "seed", "stop", "reward")}
-    lines = [f"# Rollout {safe_text(str(record['id']), keep='')} of step {detail.step} of the run {detail.run}."]
+    lines = [f"# Rollout {safe_text(str(record.get('id')), keep='')} of step {detail.step} of the run {detail.run}."]
     lines += [f"{name} = {value!r}" for name, value in facts.items()]
     parts = {"messages": messages_in(record), "answers": answers}
     lines += [f"{name} = {pformat(value, width=WIDTH, sort_dicts=False)}" for name, value in parts.items()]
     return "\n".join(lines) + "\n"
 
 
-def _find(run: RunReader, part: Part, step: int, rollout_id: str) -> JsonObject:
+def _find(run: RunReader, part: Part, step: int, rollout_id: str) -> RolloutRecord:
     read_step(run, part, step)  # says which steps there are, if not this one
     for record in read_records(run.step_file(part, step), rollout_id):
         if record.get("id") == rollout_id:
@@ -160,13 +161,13 @@ def _find(run: RunReader, part: Part, step: int, rollout_id: str) -> JsonObject:
     raise RunNotFound(f"there is no rollout {rollout_id[:100]!r} in step {step} of {run.name}")
 
 
-def _sibling(record: JsonObject) -> Sibling:
+def _sibling(record: ListedRecord) -> Sibling:
     is_fork = record.get("fork_of") is not None
     index = int(record["index"] or 0)
     return Sibling(record["id"], index, record["reward"], record["stop"], record["advantage"], is_fork)
 
 
-def _token_rows(run: RunReader, part: Part, step: int, record: JsonObject) -> list[str]:
+def _token_rows(run: RunReader, part: Part, step: int, record: ShownRecord) -> list[str]:
     if part is not Part.ROLLOUTS or not run.step_file(Part.TOKENS, step).is_file():
         return []
     rollout_id = str(record["id"])
@@ -174,12 +175,12 @@ def _token_rows(run: RunReader, part: Part, step: int, record: JsonObject) -> li
     return [rollout_id, *branches]
 
 
-def _turns(record: JsonObject) -> list[int]:
+def _turns(record: TokenRecord) -> list[int]:
     lengths = [len(record["prompt"]), *(len(turn["observation"]) + len(turn["tokens"]) for turn in record["turns"])]
     return [number for number, length in enumerate(lengths) for _ in range(length)]
 
 
-def _versions(record: JsonObject) -> list[int | None]:
+def _versions(record: TokenRecord) -> list[int | None]:
     found: list[int | None] = [None] * len(record["prompt"])
     for turn in record["turns"]:
         drawn = [turn["version"]] * len(turn["tokens"])

@@ -17,9 +17,11 @@ from msgspec import Struct
 from palestra.runs.reader import Part, RunReader
 from palestra.runs.record_files import read_records
 from palestra.runs.rollout_filter import parse_where
-from palestra.util.json_types import JsonObject
+from palestra.runs.rollout_records import RolloutRecord
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonPayload
 from palestra.view.rollouts.messages import content_text
-from palestra.view.rollouts.rollout_records import complete, is_number
+from palestra.view.rollouts.rollout_records import ListedRecord, complete, is_number
 from palestra.view.rollouts.step_cache import StepCache
 from palestra.view.runs.catalogue import Catalogue
 
@@ -53,7 +55,7 @@ class ListedGroup(Struct, frozen=True):
     task: str
     environment: str
     prompt: str
-    rollouts: list[JsonObject]
+    rollouts: list[ListedRecord]
     mean: float | None
     spread: float | None
     surprise: float
@@ -121,7 +123,7 @@ def list_rollouts(catalogue: Catalogue, name: str, query: RolloutQuery) -> Rollo
     found = [record for record in records if matches(record)]
     groups = _groups(found)
     groups.sort(key=ORDERS[query.order])
-    rewards = [record["reward"] for record in found if is_number(record.get("reward"))]
+    rewards = [reward for record in found if is_number(reward := record.get("reward"))]
     return RolloutList(
         run=name,
         part=query.part,
@@ -140,7 +142,7 @@ def list_rollouts(catalogue: Catalogue, name: str, query: RolloutQuery) -> Rollo
     )
 
 
-def read_step(run: RunReader, part: Part, step: int) -> Sequence[JsonObject]:
+def read_step(run: RunReader, part: Part, step: int) -> Sequence[ListedRecord]:
     """Rollouts of a step without their conversations, but with how they begin and end; read once while the file stays
     as it is."""
     return marshal.loads(_read_slim(run, part, step))
@@ -158,26 +160,26 @@ def _slim(file: Path, step: int) -> bytes:
     return marshal.dumps([{**_without_messages(record), "step": step} for record in read_records(file)])
 
 
-def _without_messages(record: JsonObject) -> JsonObject:
-    record = complete(record)
-    messages = record["messages"]
+def _without_messages(record: RolloutRecord) -> JsonPayload:
+    shown = complete(record)
+    messages = shown["messages"]
     asked = [one for one in messages if one.get("role") == "user"] or messages
     answers = [one for one in messages if one.get("role") == "assistant"]
-    kept = {name: value for name, value in record.items() if name not in UNLISTED}
+    kept = {name: value for name, value in shown.items() if name not in UNLISTED}
     return {**kept, "prompt": _snippet(asked[:1]), "answer": _snippet(answers[-1:], end=True)}
 
 
-def _snippet(messages: Sequence[JsonObject], *, end: bool = False) -> str:
+def _snippet(messages: Sequence[Message], *, end: bool = False) -> str:
     text = " ".join(content_text(messages[0])[-1000 if end else 0 :][:1000].split()) if messages else ""
     if len(text) <= SNIPPET:
         return text
     return f"…{text[1 - SNIPPET :]}" if end else f"{text[: SNIPPET - 1]}…"
 
 
-def _read(run: RunReader, query: RolloutQuery, steps: Sequence[int]) -> tuple[list[JsonObject], bool]:
+def _read(run: RunReader, query: RolloutQuery, steps: Sequence[int]) -> tuple[list[ListedRecord], bool]:
     if query.step is not None:
         return list(read_step(run, query.part, query.step)), False
-    records: list[JsonObject] = []
+    records: list[ListedRecord] = []
     size_bytes = 0
     for at, step in enumerate(reversed(steps), 1):
         slim = _read_slim(run, query.part, step)
@@ -188,17 +190,17 @@ def _read(run: RunReader, query: RolloutQuery, steps: Sequence[int]) -> tuple[li
     return records, False
 
 
-def _groups(records: Iterable[JsonObject]) -> list[ListedGroup]:
-    found: dict[tuple[object, object], list[JsonObject]] = {}
+def _groups(records: Iterable[ListedRecord]) -> list[ListedGroup]:
+    found: dict[tuple[object, object], list[ListedRecord]] = {}
     for record in records:
         found.setdefault((record.get("step"), record.get("group")), []).append(record)
     return [_group(rollouts) for rollouts in found.values()]
 
 
-def _group(rollouts: list[JsonObject]) -> ListedGroup:
+def _group(rollouts: list[ListedRecord]) -> ListedGroup:
     first = rollouts[0]
     whole = [one for one in rollouts if one.get("fork_of") is None] or rollouts  # forks stand for states, not for tasks
-    rewards = [float(one["reward"]) for one in whole if is_number(one.get("reward"))]
+    rewards = [float(reward) for one in whole if is_number(reward := one.get("reward"))]
     mean, spread = (fmean(rewards), pstdev(rewards)) if rewards else (None, None)
     surprise = max(abs(reward - mean) for reward in rewards) / spread if mean is not None and spread else 0.0
     return ListedGroup(
@@ -225,14 +227,14 @@ ORDERS: dict[Order, Callable[[ListedGroup], float]] = {
 }
 
 
-def _facets(records: Sequence[JsonObject], where: str) -> list[Facet]:
+def _facets(records: Sequence[ListedRecord], where: str) -> list[Facet]:
     found = [*(_facet(name, records, where) for name in FACETS), _lengths(records, where)]
     return [facet for facet in found if facet is not None]
 
 
-def _lengths(records: Sequence[JsonObject], where: str) -> Facet | None:
+def _lengths(records: Sequence[ListedRecord], where: str) -> Facet | None:
     """Rollouts by their sampled tokens: the shorter half, the longer half, and the longest tenth."""
-    lengths = sorted(record["tokens"] for record in records if is_number(record.get("tokens")))
+    lengths = sorted(length for record in records if is_number(length := record.get("tokens")))
     if len(lengths) < 10 or lengths[0] == lengths[-1]:
         return None
     half, most = lengths[len(lengths) // 2], lengths[len(lengths) * 9 // 10]
@@ -243,7 +245,7 @@ def _lengths(records: Sequence[JsonObject], where: str) -> Facet | None:
     return Facet("tokens", values)
 
 
-def _facet(name: str, records: Sequence[JsonObject], where: str) -> Facet | None:
+def _facet(name: str, records: Sequence[ListedRecord], where: str) -> Facet | None:
     """The values of a field with their counts; none if all rollouts have the same."""
     counts = Counter(_facet_text(name, record.get(name)) for record in records)
     if len(counts) < 2:

@@ -6,12 +6,15 @@ Pages read records through `complete`: older versions lack fields.
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Any, TypeGuard
 
 import msgspec
 from msgspec import Meta, Struct
+from typing_extensions import TypedDict  # `extra_items` comes with Python 3.15
 
-from palestra.util.json_types import JsonObject
+from palestra.runs.rollout_records import RolloutRecord, TokenRecord
+from palestra.types.rollouts import Message
+from palestra.util.json_types import JsonObject, JsonPayload
 
 NUMBERS = (
     *(
@@ -37,7 +40,44 @@ HUGE = 10**300
 TABLES = ("metrics", "judgement", "verdict")
 
 
-def complete(record: JsonObject) -> JsonObject:
+class ListedRecord(TypedDict, extra_items=Any):
+    """A record as lists show it: without its conversation, but with how it begins and ends."""
+
+    id: str
+    group: str
+    task: str
+    environment: str
+    stop: str
+    step: int
+    index: int | None
+    reward: float | None
+    advantage: float | None
+    tokens: int | None
+    branches: int | None
+    fork_of: str | None
+    prompt: str
+    answer: str
+
+
+class ShownRecord(TypedDict, extra_items=Any):
+    """A record with every field that pages show. None where a field is missing or not of its kind."""
+
+    id: str
+    group: str
+    task: str
+    environment: str
+    stop: str
+    index: int | None
+    reward: float | None
+    advantage: float | None
+    tokens: int | None
+    branches: int | None
+    fork_of: str | None
+    verdict: JsonObject
+    messages: list[Message]
+
+
+def complete(record: RolloutRecord) -> ShownRecord:
     """The record with every field that pages show: None where it is missing or not of its kind, text for names."""
     numbers = dict.fromkeys(NUMBERS)
     numbers |= {name: value for name in NUMBERS if is_number(value := record.get(name))}
@@ -45,7 +85,7 @@ def complete(record: JsonObject) -> JsonObject:
     messages = {name: None if not (value := record.get(name)) else str(value) for name in MESSAGES}
     tables = {name: value if isinstance(value := record.get(name), dict) else {} for name in TABLES}
     used, level = record.get("used"), record.get("level")
-    return {
+    shown: Any = {
         **record,
         **numbers,
         **texts,
@@ -57,6 +97,7 @@ def complete(record: JsonObject) -> JsonObject:
         "used": used if isinstance(used, bool) else None,
         "messages": messages_in(record),
     }
+    return shown
 
 
 def versions_of(versions: object) -> list[tuple[int, int]]:
@@ -76,13 +117,13 @@ def turn_times(times: object) -> list[list[float]]:
     return pairs if len(pairs) == len(times) else []
 
 
-def messages_in(record: JsonObject) -> list[JsonObject]:
+def messages_in(record: RolloutRecord) -> list[Message]:
     """The messages of a rollout's conversation."""
-    messages = record.get("messages")
+    messages: object = record.get("messages")
     return [one for one in messages if isinstance(one, dict)] if isinstance(messages, list) else []
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether it is one that can be drawn. JSON may have integers that no float can hold."""
     if isinstance(value, float):
         return math.isfinite(value)
@@ -120,7 +161,7 @@ class RolloutTokens(Struct, frozen=True):
     """First position, number of positions, digest."""
 
 
-def complete_tokens(record: JsonObject) -> JsonObject:
+def complete_tokens(record: JsonPayload) -> TokenRecord:
     """The tokens with a log-probability each, None where none was kept. Raises msgspec.ValidationError."""
     known = msgspec.convert(record, RolloutTokens)
     turns = []

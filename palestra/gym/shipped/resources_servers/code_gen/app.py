@@ -16,7 +16,7 @@ from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 _FENCE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
@@ -77,11 +77,11 @@ class CodeGen(ResourcesServer[CodeSettings]):
             extra["errors"] = [one.error for one in outcomes]
         return {"reward": float(bool(passed) and all(passed)), "result": passed, **extra}
 
-    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonPayload:
         by_level = subset_metrics(tasks, "difficulty", answer_key="extracted_model_code")
-        return pass_metrics(tasks, answer_key="extracted_model_code") | by_level
+        return {**pass_metrics(tasks, answer_key="extracted_model_code"), **by_level}
 
-    def key_metrics(self, metrics: JsonObject) -> JsonObject:
+    def key_metrics(self, metrics: JsonObject) -> JsonPayload:
         kinds = ("pass@1[avg-of-{k}]", "pass@{k}")
         return {name: value for kind in kinds for name, value in highest_k(metrics, kind, ["accuracy"]).items()}
 

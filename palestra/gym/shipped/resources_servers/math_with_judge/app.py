@@ -14,7 +14,7 @@ from palestra.gym.servers.base import Peers
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.settings import ServerReference
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 CHILD = "palestra.environments.grading.math_child"
 SAME, DIFFERENT = "[[SAME]]", "[[DIFFERENT]]"
@@ -72,14 +72,14 @@ class Math(ResourcesServer[MathSettings]):
             extra["judge_reward"] = float(is_right)
         return {"reward": float(is_right), **extra}
 
-    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonPayload:
         def scores(rollout: JsonMapping) -> dict[str, float]:
             symbolic = {"symbolic_accuracy": rollout["library_reward"]} if "library_reward" in rollout else {}
             return symbolic | ({"judge_accuracy": rollout["reward"]} if "judge_reward" in rollout else {})
 
         return pass_metrics(tasks, scores, answer_key="extracted_answer")
 
-    def key_metrics(self, metrics: JsonObject) -> JsonObject:
+    def key_metrics(self, metrics: JsonObject) -> JsonPayload:
         kinds = ("pass@1[avg-of-{k}]", "pass@{k}", "majority@{k}")
         found = {name: value for kind in kinds for name, value in highest_k(metrics, kind, None, ["no_answer"]).items()}
         return found | {"mean/reward": metrics.get("mean/reward")}

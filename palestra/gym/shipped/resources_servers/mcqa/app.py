@@ -13,7 +13,7 @@ from palestra.gym.records import ServerInstance
 from palestra.gym.servers.base import Peers
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import output_text
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 CHILD = "palestra.gym.grading.pattern_child"
 Options = list[dict[str, str | None]]
@@ -76,10 +76,10 @@ class Mcqa(ResourcesServer[McqaSettings]):
         question = {"text": text, "patterns": [patterns] if isinstance(patterns, str) else patterns}
         return await self._children.request(question, self.settings.regex_timeout_seconds)
 
-    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonPayload:
         return pass_metrics(tasks, answer_key="extracted_answer")
 
-    def key_metrics(self, metrics: JsonObject) -> JsonObject:
+    def key_metrics(self, metrics: JsonObject) -> JsonPayload:
         tokens = {name: metrics[name] for name in ("mean/input_tokens", "mean/output_tokens") if name in metrics}
         kinds = ("pass@1[avg-of-{k}]", "pass@{k}", "majority@{k}")
         return tokens | {name: value for kind in kinds for name, value in highest_k(metrics, kind).items()}

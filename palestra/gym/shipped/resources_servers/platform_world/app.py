@@ -13,7 +13,7 @@ from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings
 from palestra.gym.servers.responses import output_text
 from palestra.gym.servers.states import Session
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 MAX_CHANGES = 50  # rows that are returned, for people to read
 ANSWER_SPEC = {
@@ -59,7 +59,7 @@ class PlatformWorld(ResourcesServer[ResourcesSettings]):
         extra |= {"changes": msgspec.to_builtins(play.instance.changes()[:MAX_CHANGES])}
         return {"reward": verdict.score, "checks_met": len(verdict.met) / max(1, verdict.checks), **extra}
 
-    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonPayload:
         """Success by app and difficulty."""
         rewards: dict[str, list[float]] = {}
         for one in (rollout for task in tasks for rollout in task):

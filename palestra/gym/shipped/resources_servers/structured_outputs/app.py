@@ -21,7 +21,7 @@ from referencing.exceptions import Unresolvable
 from palestra.gym.errors import BadCall
 from palestra.gym.servers.resources import ResourcesServer, ResourcesSettings, ReverifyMode
 from palestra.gym.servers.responses import function_calls, output_text
-from palestra.util.json_types import JsonMapping, JsonObject
+from palestra.util.json_types import JsonMapping, JsonObject, JsonPayload
 
 _FENCE = re.compile(r"^```\w*[ \t]*\n(.*?)\n?```$", re.DOTALL)
 
@@ -64,7 +64,7 @@ class StructuredOutputs(ResourcesServer[ResourcesSettings]):
             return {"reward": 0.0, "error_type": error.kind, "error_message": str(error)[:500]}
         return {"reward": 1.0, "error_type": None, "error_message": None}
 
-    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonObject:
+    def compute_metrics(self, tasks: list[list[JsonMapping]]) -> JsonPayload:
         by_type: dict[str, list[float]] = {}
         for one in (rollout for task in tasks for rollout in task):
             by_type.setdefault(one.get("schema_type", SchemaType.JSON), []).append(one.get("reward", 0.0))
@@ -88,9 +88,10 @@ def payload_of(response: JsonMapping, name: str | None, key: str | None) -> Any:
         raise SchemaMismatch(
             "missing_tool_call" if not calls else "multiple_tool_calls", f"expected one call, found {len(calls)}"
         )
-    if name is not None and calls[0]["name"] != name:
-        raise SchemaMismatch("wrong_tool_name", f"expected a call of {name}, found {calls[0]['name']}")
-    found = parsed(calls[0]["arguments"], SchemaType.JSON)
+    call: Any = calls[0]
+    if name is not None and call["name"] != name:
+        raise SchemaMismatch("wrong_tool_name", f"expected a call of {name}, found {call['name']}")
+    found = parsed(call["arguments"], SchemaType.JSON)
     if key is None:
         return found
     if not isinstance(found, dict) or key not in found:
