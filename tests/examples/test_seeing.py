@@ -57,7 +57,7 @@ def test_its_pass_over_pictures_is_that_of_transformers(recipe: Any) -> None:
 def test_a_drawing_takes_sixteen_positions_of_the_base() -> None:
     card = ChatTokenizer.load(BASE).card
     assert card is not None
-    assert card.rows_of_size(64, 64) == 16
+    assert card.sizes.rows(*card.sizes.sides(64, 64)) == 16
     check(config())
 
 
