@@ -1,9 +1,8 @@
 """Drawing tokens without a pass of torch over the vocabulary for each rule, and without asking the host.
 
-`draw_tokens` finds the token at which the cumulative probability passes a number, in vocabulary order: blocks of the
-vocabulary are summed apart, then the block is found, then the token inside it. `nucleus` finds the threshold of top-p
-without sorting: a program bisects the order of float32 numbers, since the mass at or above a number only falls as the
-number rises. A row's result depends on that row alone.
+`draw_tokens` draws by the largest of logits and noise: the best of each block of the vocabulary, then the best of
+blocks. `nucleus` finds the threshold of top-p without sorting: a program bisects the order of float32 numbers, since
+the mass at or above a number only falls as the number rises. A row's result depends on that row alone.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
@@ -14,58 +13,65 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from palestra.model.draw_noise import FIRST_FACTOR, LARGEST, SECOND_FACTOR, TOKEN_STEP
+
+STEP, FIRST, SECOND = tl.constexpr(TOKEN_STEP), tl.constexpr(FIRST_FACTOR), tl.constexpr(SECOND_FACTOR)
+TOP = tl.constexpr(LARGEST)
 DRAW_BLOCK = 1024
 NUCLEUS_BLOCK = 8192
 
 
 @triton.jit
-def _probabilities(LOGITS, SUMS, TEMPERATURES, row, i, n, stride):
-    x = tl.load(LOGITS + row * stride + i, mask=i < n, other=-float("inf")).to(tl.float32)
-    return tl.exp(tl.div_rn(x, tl.load(TEMPERATURES + row)) - tl.load(SUMS + row))
+def _log_exponentials(first, second, token):
+    """`draw_noise.log_exponentials` of one row."""
+    x = (token.to(tl.uint32) * STEP) ^ first.to(tl.uint32, bitcast=True)
+    x = (x ^ (x >> 16)) * FIRST ^ second.to(tl.uint32, bitcast=True)
+    x = (x ^ (x >> 15)) * SECOND
+    x = x ^ (x >> 16)
+    v = tl.minimum(((x & 0x7FFFFFFF).to(tl.float32) + 0.5) * (1.0 / 2147483648.0), TOP)
+    rest = 1.0 - v
+    # log(1 - v) with all digits of a small v: what 1 - v was rounded by is left out of both parts.
+    exponential = tl.where(rest == 1.0, v, v * tl.log(rest) / (rest - 1.0))
+    return tl.log(exponential)
 
 
 @triton.jit
-def _block_mass_kernel(LOGITS, SUMS, TEMPERATURES, MASS, n, stride, n_blocks, BLOCK: tl.constexpr):
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    p = _probabilities(LOGITS, SUMS, TEMPERATURES, row, block * BLOCK + tl.arange(0, BLOCK), n, stride)
-    tl.store(MASS + row * n_blocks + block, tl.sum(p))
-
-
-@triton.jit
-def _pick_kernel(
-    LOGITS, SUMS, TEMPERATURES, MASS, U, TOKENS, n, stride, n_blocks, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+def _best_of_block_kernel(
+    LOGITS, TEMPERATURES, KEYS, SCORES, TOKENS, n, stride, n_blocks, BLOCK: tl.constexpr
 ):  # fmt: skip
-    row, b, j = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS), tl.arange(0, BLOCK)
-    mass = tl.load(MASS + row * n_blocks + b, mask=b < n_blocks, other=0.0).to(tl.float64)
-    ends = tl.cumsum(mass, 0)
-    target = tl.load(U + row) * tl.sum(mass)
-    last = tl.max(tl.where(mass > 0.0, b, 0))
-    block = tl.minimum(tl.sum((ends <= target).to(tl.int32)), last)
-    rest = tl.maximum(target - tl.sum(tl.where(b < block, mass, 0.0)), 0.0)
-    p = _probabilities(LOGITS, SUMS, TEMPERATURES, row, block * BLOCK + j, n, stride)
-    inside = tl.cumsum(p.to(tl.float64), 0)
-    # The block's own running sum may round to less than its share of the total: stay within what can be drawn.
-    place = tl.minimum(tl.sum((inside <= rest).to(tl.int32)), tl.max(tl.where(p > 0.0, j, 0)))
-    tl.store(TOKENS + row, (block * BLOCK + place).to(tl.int64))
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(LOGITS + row * stride + i, mask=i < n, other=-float("inf")).to(tl.float32)
+    chance = _log_exponentials(tl.load(KEYS + 2 * row), tl.load(KEYS + 2 * row + 1), i)
+    score = tl.div_rn(x, tl.load(TEMPERATURES + row)) - chance
+    score = tl.where(score == score, score, -float("inf"))
+    best, place = tl.max(score, 0, return_indices=True)
+    tl.store(SCORES + row * n_blocks + block, best)
+    tl.store(TOKENS + row * n_blocks + block, block * BLOCK + place)
 
 
-def draw_tokens(logits: Tensor, sums: Tensor, temperatures: Tensor, u: Tensor) -> Tensor:
-    """int64 [rows]: by softmax(logits / temperature), whose log-sum-exp is `sums`, and u (float64) in [0, 1)."""
+@triton.jit
+def _best_of_blocks_kernel(SCORES, TOKENS, DRAWN, n_blocks, BLOCKS: tl.constexpr):
+    row, b = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCKS)
+    scores = tl.load(SCORES + row * n_blocks + b, mask=b < n_blocks, other=-float("inf"))
+    tl.store(DRAWN + row, tl.load(TOKENS + row * n_blocks + tl.argmax(scores, 0)).to(tl.int64))
+
+
+def draw_tokens(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    """int64 [rows]: a draw from softmax(logits / temperature) by the noise of `keys` (int32 [rows, 2])."""
     rows, n = logits.shape
     n_blocks = triton.cdiv(n, DRAW_BLOCK)
-    mass = torch.empty(rows, n_blocks, dtype=torch.float32, device=logits.device)
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    scores = torch.empty(rows, n_blocks, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, n_blocks, dtype=torch.int32, device=logits.device)
+    drawn = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows:
-        _block_mass_kernel[(rows, n_blocks)](
-            *(logits, sums, temperatures, mass, n, logits.stride(0), n_blocks), BLOCK=DRAW_BLOCK, num_warps=4
+        _best_of_block_kernel[(rows, n_blocks)](
+            *(logits, temperatures, keys, scores, tokens, n, logits.stride(0), n_blocks), BLOCK=DRAW_BLOCK, num_warps=4
         )
-        _pick_kernel[(rows,)](
-            *(logits, sums, temperatures, mass, u, tokens, n, logits.stride(0), n_blocks),
-            BLOCK=DRAW_BLOCK,
-            BLOCKS=triton.next_power_of_2(n_blocks),
-            num_warps=4,
+        _best_of_blocks_kernel[(rows,)](
+            *(scores, tokens, drawn, n_blocks), BLOCKS=triton.next_power_of_2(n_blocks), num_warps=4
         )
-    return tokens
+    return drawn
 
 
 @triton.jit

@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from palestra.model.draw_noise import uniform_grid
 from palestra.model.errors import DataError
-from palestra.model.sampling.token_draws import draw_many, uniform_grid
+from palestra.model.sampling.token_draws import draw_many
 from palestra.model.training.log_softmax import log_softmax
 from palestra.model.training.prepared import encode
 from palestra.model.vision.placed import PlacedPictures

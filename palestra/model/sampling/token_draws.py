@@ -1,11 +1,9 @@
 """From logits to tokens: the distribution of each row at its temperature, and a draw that only its own row decides.
 
-Randomness is a hash of (seed, sample index, position): no generator has a state, so batch mates, preemption and
-restarts change nothing. On a GPU the host waits for nothing here: tokens stay on the device until they are read.
+A draw depends on its own row only, or seeded requests would change with their batch mates: its noise is a hash
+(`draw_noise`), and where rounding could move it `logits_alone` decide, since a CPU's last bits depend on the clock and
+must not reach tokens. On a GPU the host waits for nothing here: tokens stay on the device until they are read.
 Owns: the distribution of one step. Never touches: scheduling, stop rules.
-
-A draw depends on its own row only, or seeded requests would change with their batch mates; it is made by `draw` with
-`logits_alone`, since a CPU's last bits depend on the clock and must not reach tokens.
 """
 
 from __future__ import annotations
@@ -16,22 +14,19 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from palestra.model import kernels
+from palestra.model.draw_noise import log_exponentials, noise_keys
 from palestra.model.sampling.logit_filters import DrawRow, filter_logits, shape_logits
 from palestra.model.training.log_softmax import log_softmax
 from palestra.model.transfers import Readback, to_device
 from palestra.types import SamplingParams
-from palestra.types.sampling import SEED_STEP, SEEDS
 
 COLDEST = 1e-6  # below this, logits over temperature leave the range of floats; it is greedy long before
-ROUNDING = 1e-5
-"""A draw this near to another token could be moved by rounding, which on a CPU depends on the other rows of a batch.
-Ten times the difference seen in cumulative probabilities (1e-6)."""
-DRAW_BLOCK = 64  # the inverse CDF looks for a block of the vocabulary first, then inside it
+ROUNDING = 1e-4
+"""A token drawn with so little more than the next could be another by rounding, which on a CPU depends on the other
+rows of a batch. In logits; five times the largest difference allowed between two ways to compute one (2e-5)."""
 
 
 @dataclass(slots=True)
@@ -114,7 +109,10 @@ def _choose(model: Distributions, logits: Tensor, rows: Sequence[DrawRow]) -> Dr
     greedy = [p.temperature <= 0 for p in _params(rows)]
     if all(greedy):
         return _best(logits)
-    drawn = model.draw(uniforms(rows, logits.device))
+    keys = noise_keys([(row.seed, row.sample, len(row.generated)) for row in rows])
+    drawn = model.draw(to_device(keys, logits.device))
+    if drawn.margins is not None:
+        drawn = DrawnRows(drawn.tokens, drawn.margins * to_device(_temperatures(rows), logits.device, np.float32))
     if not any(greedy):
         return drawn
     is_greedy, best = to_device(greedy, logits.device), _best(logits)
@@ -125,11 +123,13 @@ def _choose(model: Distributions, logits: Tensor, rows: Sequence[DrawRow]) -> Dr
 
 
 def _best(logits: Tensor) -> DrawnRows:
-    tokens = logits.argmax(-1)
-    if kernels.can_run_on(logits.device):
-        return DrawnRows(tokens, None)
-    first, second = logits.float().topk(2, -1).values.unbind(-1)
-    return DrawnRows(tokens, (first - second).double())
+    return DrawnRows(logits.argmax(-1), None) if kernels.can_run_on(logits.device) else _largest(logits.float())
+
+
+def _largest(scores: Tensor) -> DrawnRows:
+    first, tokens = scores.max(-1, keepdim=True)
+    second = scores.scatter(1, tokens, -torch.inf).amax(-1, keepdim=True)
+    return DrawnRows(tokens.squeeze(1), (first - second).squeeze(1))
 
 
 class DrawnRows(NamedTuple):
@@ -137,8 +137,7 @@ class DrawnRows(NamedTuple):
 
     tokens: Tensor
     margins: Tensor | None
-    """How much probability lies between the draw and the nearest border of its token; None where the draw does not
-    depend on rounding."""
+    """How far the next best token is behind, in logits; None where the draw does not depend on rounding."""
 
 
 class Distributions(Protocol):
@@ -146,8 +145,8 @@ class Distributions(Protocol):
         """float32 [rows], of one token each."""
         ...
 
-    def draw(self, u: Tensor) -> DrawnRows:
-        """The token at which the cumulative probability passes u (float64 [rows]), in vocabulary order."""
+    def draw(self, keys: Tensor) -> DrawnRows:
+        """The token whose log-probability is largest with the noise of its row's key. Margins are by temperature."""
         ...
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
@@ -180,8 +179,8 @@ class _PlainDistributions:
     def logprobs(self, tokens: Tensor) -> Tensor:
         return self.logp.gather(1, tokens[:, None]).squeeze(1)
 
-    def draw(self, u: Tensor) -> DrawnRows:
-        return inverse_cdf(self.logp.exp(), u)
+    def draw(self, keys: Tensor) -> DrawnRows:
+        return _largest(self.logp - log_exponentials(keys, self.logp.shape[1]))
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         values, ids = self.logp.topk(k, -1)
@@ -200,31 +199,14 @@ class _KernelDistributions:
     def logprobs(self, tokens: Tensor) -> Tensor:
         return self.logits.gather(1, tokens[:, None]).squeeze(1).float() / self.temperatures - self.sums
 
-    def draw(self, u: Tensor) -> DrawnRows:
+    def draw(self, keys: Tensor) -> DrawnRows:
         from palestra.model.kernels.draw import draw_tokens
 
-        return DrawnRows(draw_tokens(self.logits, self.sums, self.temperatures, u), None)
+        return DrawnRows(draw_tokens(self.logits, self.temperatures, keys), None)
 
     def top(self, k: int) -> tuple[Tensor, Tensor]:
         values, ids = self.logits.topk(k, -1)
         return values.float() / self.temperatures[:, None] - self.sums[:, None], ids
-
-
-def inverse_cdf(probabilities: Tensor, u: Tensor) -> DrawnRows:
-    """The token at which the cumulative probability passes u, in vocabulary order."""
-    missing = -probabilities.shape[1] % DRAW_BLOCK
-    blocks = (pad(probabilities, (0, missing)) if missing else probabilities).unflatten(1, (-1, DRAW_BLOCK))
-    ends = blocks.sum(-1).double().cumsum(-1)
-    target = u[:, None] * ends[:, -1:]
-    block = (ends <= target).sum(-1, keepdim=True).clamp_max_(ends.shape[1] - 1)
-    before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_min(0)), 0.0)
-    inside = blocks.gather(1, block[..., None].expand(-1, 1, DRAW_BLOCK)).squeeze(1).double().cumsum(-1)
-    # The block's own running sum may round to less than its share of the total: stay below its end.
-    rest = torch.minimum(target - before, inside[:, -1:] * (1 - 1e-12))
-    place = (inside <= rest).sum(-1, keepdim=True).clamp_max_(DRAW_BLOCK - 1)
-    begin = torch.where(place > 0, inside.gather(1, (place - 1).clamp_min(0)), 0.0)
-    margins = torch.minimum(rest - begin, inside.gather(1, place) - rest).squeeze(1)
-    return DrawnRows((block * DRAW_BLOCK + place).squeeze(1).clamp_max_(probabilities.shape[1] - 1), margins)
 
 
 def draw_many(logits: Tensor, temperature: float, u: Tensor) -> Tensor:
@@ -234,41 +216,6 @@ def draw_many(logits: Tensor, temperature: float, u: Tensor) -> Tensor:
     ends = torch.softmax(logits / max(temperature, COLDEST), -1).double().cumsum(-1)
     target = u.clamp_max(1 - 1e-12) * ends[:, -1:]
     return torch.searchsorted(ends, target, right=True).clamp_max_(logits.shape[1] - 1)
-
-
-def uniforms(rows: Sequence[DrawRow], device: torch.device | str = "cpu") -> Tensor:
-    """One number in [0, 1) per row, from (seed, sample, position) alone."""
-    seed = np.array([r.seed & _MASK for r in rows], np.uint64)
-    sample = np.array([r.sample for r in rows], np.uint64)
-    position = np.array([len(r.generated) for r in rows], np.uint64)
-    return to_device(_uniform(seed, sample, position), device)
-
-
-def uniform_grid(seed: int, start: int, stop: int, k: int) -> Tensor:
-    """The same for prompt positions: [stop - start, k], as samples that no request has."""
-    samples = _PROMPT_DRAWS + np.arange(k, dtype=np.uint64)
-    positions = np.arange(start, stop, dtype=np.uint64)[:, None]
-    return torch.from_numpy(_uniform(np.array([[seed & _MASK]], np.uint64), samples, positions))
-
-
-def _uniform(seed: NDArray[np.uint64], sample: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float64]:
-    own_seed = (seed + sample * _SAMPLE_STEP) & np.uint64(SEEDS - 1)  # as `sample_seed`
-    mixed = _mix(_mix(own_seed) + position * _POSITION_STEP)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-_MASK = (1 << 64) - 1
-_PROMPT_DRAWS = np.uint64(1 << 40)  # samples of a request are numbered from 0
-# Odd constants with well-mixed bits: neighbouring samples and positions start far apart.
-_SAMPLE_STEP, _POSITION_STEP = np.uint64(SEED_STEP), np.uint64(0xD1B54A32D192ED03)
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64: every input bit reaches every output bit."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def _params(rows: Sequence[DrawRow]) -> list[SamplingParams]:

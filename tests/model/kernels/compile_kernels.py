@@ -145,7 +145,7 @@ def head() -> None:
     for n in (1, 3):
         logits_gradient_(logits, row, integers(ROWS, n, dtype=torch.int64), numbers(ROWS, n, dtype=WIDE))
     entropies(logits, row)
-    draw_tokens(logits, row, row, numbers(ROWS, dtype=torch.float64))
+    draw_tokens(logits, row, integers(ROWS, 2))
     nucleus(logits.float(), row)
 
 

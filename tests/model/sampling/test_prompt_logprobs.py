@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model import DataError, encode
-from palestra.model.sampling.token_draws import draw_many, uniform_grid
+from palestra.model.draw_noise import uniform_grid
+from palestra.model.sampling.token_draws import draw_many
 from palestra.model.training import head
 from palestra.types import SampleResult, TensorData
 
