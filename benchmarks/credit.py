@@ -19,6 +19,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -29,17 +30,40 @@ from peers.credit_cell import WORLDS, CreditJob, CreditResult, config_of, run_ce
 from palestra.runs.record_files import LineFile, read_lines
 from palestra.util.json_types import JsonObject
 
-METHODS: dict[str, JsonObject] = {
-    "grpo": {"algorithm": {"advantage": "grpo"}},
-    "mean_baseline": {},
-    "state": {"algorithm": {"turns": {"compare": "state", "weight": 0.5}}},
-    "each_turn": {"rollout": {"branch": {"at": "each_turn", "width": 1, "budget": 48}}},
-    "late": {"rollout": {"branch": {"at": "fixed", "turns": [5, 9], "width": 2}}},
-    "uncertain": {"rollout": {"branch": {"at": "uncertain", "points": 2, "width": 2}}},
+GRPO: dict[str, JsonObject] = {"grpo": {"algorithm": {"advantage": "grpo"}}}
+STATE: JsonObject = {"algorithm": {"turns": {"compare": "state", "weight": 0.5}}}
+"""GiGPO's comparison of turns that began with the same observation."""
+TURN: JsonObject = {"algorithm": {"turns": {"compare": "turn", "weight": 0.5, "discount": 0.95}}}
+
+
+def forking(groups: int, size: int = 8, **branch: object) -> JsonObject:
+    """Fewer rollouts in a step than the other methods have, so that with the forks it samples about as many tokens."""
+    return {"rollout": {"groups_per_step": groups, "group_size": size, "branch": branch}}
+
+
+CHAIN_METHODS = GRPO | {
+    "each_turn": forking(1, 4, at="each_turn", width=1),
+    "late": forking(1, at="fixed", turns=[7], width=2),
+    "uncertain": forking(1, at="uncertain", points=1, width=2),
 }
-"""GRPO as published; without the division; GiGPO's comparison of equal states; and three ways to fork."""
-LRS = {"chain": (3e-4, 1e-3, 3e-3), "stockroom": (1e-3, 2e-3, 4e-3)}
-QUICK = {"methods": ["grpo", "each_turn"], "lrs": [1e-3], "seeds": 1}
+METHODS: dict[str, dict[str, JsonObject]] = {
+    "chain": CHAIN_METHODS | {"mean_baseline": {}},
+    "told": GRPO | {"turn": TURN},
+    "corridor": CHAIN_METHODS | {"state": STATE},
+    "locks": CHAIN_METHODS,
+    "stockroom": GRPO
+    | {
+        "state": STATE,
+        "each_turn": forking(2, at="each_turn", width=1),
+        "uncertain": forking(2, at="uncertain", points=1, width=2),
+    },
+}
+"""By world. In `chain` and `locks` all rollouts are in the same state at a turn, so that comparing states is comparing
+rollouts; only `told` rewards turns. `mean_baseline` is GRPO without the division by the standard deviation."""
+ALL_METHODS = tuple(dict.fromkeys(chain.from_iterable(METHODS.values())))
+CHAIN_LRS = (2.5e-4, 5e-4, 1e-3)
+LRS = dict.fromkeys(METHODS, CHAIN_LRS) | {"stockroom": (1e-3, 2e-3, 4e-3)}
+QUICK = {"methods": ["grpo", "each_turn"], "lrs": [5e-4], "seeds": 1}
 
 
 class CreditRow(Struct, frozen=True):
@@ -73,7 +97,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argument_parser("credit", "Which method finds out what a reward is due to, at equal sampled tokens.")
     parser.add_argument("--worlds", type=some_of("world", tuple(WORLDS)), default=["chain"], metavar="NAME,…")
-    parser.add_argument("--methods", type=some_of("method", tuple(METHODS)), default=list(METHODS), metavar="NAME,…")
+    parser.add_argument("--methods", type=some_of("method", ALL_METHODS), default=ALL_METHODS, metavar="NAME,…")
     parser.add_argument("--lrs", type=numbers, metavar="X,…", help="default: three of each world")
     parser.add_argument("--seeds", type=positive, default=5, metavar="N")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="one row for each run; continued if it exists")
@@ -92,8 +116,9 @@ def jobs_of(args: argparse.Namespace) -> Iterator[CreditJob]:
     for world in args.worlds:
         for seed in range(args.seeds):
             for lr in args.lrs or LRS[world]:
-                for method in args.methods:
-                    yield CreditJob(world, method, METHODS[method], lr, seed)
+                for method, settings in METHODS[world].items():
+                    if method in args.methods:
+                        yield CreditJob(world, method, settings, lr, seed)
 
 
 def key_of(job: CreditJob) -> str:
@@ -172,13 +197,13 @@ def table(rows: Sequence[CreditRow]) -> str:
 
 
 def curves(rows: Sequence[CreditRow]) -> str:
-    """The median reward over seeds at each evaluation, of each method at its best rate."""
-    found = by_method(rows)
-    lines = [("world", "method", *(f"{share * 10}%" for share in range(11)))]
-    for (world, method), own in found.items():
-        points = list(zip(*([reward for _, reward in row.result.curve[:11]] for row in own), strict=False))
-        shown_points = [f"{statistics.median(one):.2f}" for one in points]
-        lines.append((world, method, *shown_points, *[""] * (11 - len(points))))
+    """The median reward over seeds after shares of the tokens, of each method at its best rate."""
+    shares = [eighth / 8 for eighth in range(9)]
+    lines = [("world", "method", *(f"{share:.0%}" for share in shares))]
+    for (world, method), own in by_method(rows).items():
+        spent = [share * WORLDS[world].budget for share in shares]
+        medians = [statistics.median(row.result.reward_after(tokens) for row in own) for tokens in spent]
+        lines.append((world, method, *(f"{median:.2f}" for median in medians)))
     return markdown(lines)
 
 

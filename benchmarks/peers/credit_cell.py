@@ -38,9 +38,12 @@ from palestra.types import AdamParams, LoraConfig
 from palestra.types.rollouts import Group, GroupRequest
 from palestra.util.json_types import JsonObject
 
-LOOKS = 10
+LOOKS = 16
 """How often a run is evaluated until its tokens are spent."""
 RANK = 8
+CHAIN_ROLLOUT: JsonObject = {"group_size": 8, "groups_per_step": 2, "max_tokens": 4, "max_context": 512}
+FORM_STEPS = 80
+"""Of imitation, after which a random model says a door's letter and a number drawn by a coin."""
 
 
 class World(Struct, frozen=True):
@@ -51,24 +54,24 @@ class World(Struct, frozen=True):
     budget: int
     """Sampled tokens of a run, those of forks included."""
     eval_tasks: int
-    success: float
+    success: float = 0.8
     """An evaluation with this mean reward has reached the world's aim."""
+
+    @property
+    def is_chain(self) -> bool:
+        return self.environment.startswith("worlds.chain:")
 
 
 WORLDS = {
-    "chain": World(
-        environment="worlds.chain:Chain",
-        rollout={"group_size": 8, "groups_per_step": 2, "max_tokens": 4, "max_context": 512},
-        budget=16_000,
-        eval_tasks=16,
-        success=0.8,
-    ),
+    "chain": World("worlds.chain:Chain", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
+    "told": World("worlds.chain:ToldChain", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
+    "corridor": World("worlds.chain:Corridor", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
+    "locks": World("worlds.chain:Locks", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
     "stockroom": World(
         environment="stockroom",
-        rollout={"group_size": 8, "groups_per_step": 8, "max_tokens": 48, "max_context": 640},
-        budget=80_000,
+        rollout={"group_size": 8, "groups_per_step": 4, "max_tokens": 48, "max_context": 640},
+        budget=48_000,
         eval_tasks=64,
-        success=0.8,
     ),
 }
 
@@ -94,6 +97,10 @@ class CreditResult(Struct, frozen=True):
         """The tokens after which evaluations reached it; None: never."""
         return next((tokens for tokens, reward in self.curve if reward >= success), None)
 
+    def reward_after(self, tokens: float) -> float:
+        """That of the last evaluation until then."""
+        return [reward for at, reward in self.curve if at <= tokens][-1]
+
 
 class Setting(Struct, frozen=True):
     """A loaded model, and the adapter that all runs in its world begin with."""
@@ -103,11 +110,19 @@ class Setting(Struct, frozen=True):
     first: ModelImage | None
 
 
-@cache
 def setting_of(world: str) -> Setting:
-    if world != "chain":
-        folder = model_folder(TrainModel(name=EPHEBE))
-        return Setting(TorchBackend(TorchConfig(model=str(folder))), ChatTokenizer.load(folder), None)
+    return chain_setting() if WORLDS[world].is_chain else ephebe_setting()
+
+
+@cache
+def ephebe_setting() -> Setting:
+    folder = model_folder(TrainModel(name=EPHEBE))
+    return Setting(TorchBackend(TorchConfig(model=str(folder))), ChatTokenizer.load(folder), None)
+
+
+@cache
+def chain_setting() -> Setting:
+    """A random model that has imitated conversations in which a coin answers."""
     folder = Path(tempfile.mkdtemp(prefix="palestra-credit-"))
     make_random_model(folder, shape="micro", seed=3)
     backend, tokenizer = TorchBackend(TorchConfig(model=str(folder))), ChatTokenizer.load(folder)
@@ -115,9 +130,9 @@ def setting_of(world: str) -> Setting:
     examples = [encode_example(tokenizer, Conversation(one), 2048).sequence for one in chain.answers(256)]
     for sequence in examples:
         sequence.advantages = [one / sum(sequence.mask) / 16 for one in sequence.advantages]
-    for step in range(60):
-        batch = examples[16 * step % 256 :][:16]
-        asyncio.run(policy.update(batch, "cross_entropy", {}, AdamParams(learning_rate=0.01 * (1 - step / 60))))
+    for step in range(FORM_STEPS):
+        batch, rate = examples[16 * step % 256 :][:16], 0.01 * (1 - step / FORM_STEPS)
+        asyncio.run(policy.update(batch, "cross_entropy", {}, AdamParams(learning_rate=rate)))
     image = backend.image(policy.adapter)
     backend.free(policy.adapter)
     return Setting(backend, tokenizer, ModelImage({"weights": image.tensors["weights"]}, 0))
