@@ -5,10 +5,10 @@
     python benchmarks/credit.py --worlds stockroom --methods grpo,each_turn --lrs 1e-3 --rows rows.jsonl
 
 A row is one run of a world (`worlds/`, which do not change), a method, a learning rate and a seed. Its figure is the
-number of sampled tokens after which an evaluation has reached the world's aim. Each method counts at the best of its
-learning rates: the one with which most seeds arrive, and of these the one with the smallest median. Rows are kept by a
-hash of all that a run depends on, so that the same command goes on where it stopped. Runs of all methods and rates of a
-seed come before those of the next seed: what is there at any time can be compared.
+number of sampled tokens after which an evaluation has reached the world's aim. Each method counts at the best of three
+learning rates: the one with which most of the first two seeds arrive, of these the one with the smallest median, and
+where none arrives the one with the best last reward. The other seeds are run at that rate alone. Rows are kept by a
+hash of all that a run depends on, so that the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import asyncio
 import hashlib
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -63,7 +63,7 @@ rollouts; only `told` rewards turns. `mean_baseline` is GRPO without the divisio
 ALL_METHODS = tuple(dict.fromkeys(chain.from_iterable(METHODS.values())))
 CHAIN_LRS = (2.5e-4, 5e-4, 1e-3)
 LRS = dict.fromkeys(METHODS, CHAIN_LRS) | {"stockroom": (1e-3, 2e-3, 4e-3)}
-QUICK = {"methods": ["grpo", "each_turn"], "lrs": [5e-4], "seeds": 1}
+QUICK = {"worlds": ["chain"], "methods": ["grpo", "each_turn"], "lrs": [5e-4], "seeds": 1}
 
 
 class CreditRow(Struct, frozen=True):
@@ -75,17 +75,15 @@ class CreditRow(Struct, frozen=True):
 
 def main() -> None:
     args = parse()
-    jobs = list(jobs_of(args))
-    file = RowFile(args.rows)
-    left = [job for job in jobs if key_of(job) not in file.rows]
-    progress = Progress()
-    for done, job in enumerate(left):
-        progress.doing(f"{done + 1} of {len(left)}: {shown(job)}")
-        row = CreditRow(key_of(job), job, asyncio.run(run_cell(job, setting_of(job.world))))
-        file.add(row)
-        progress.say(f"{shown(job)}: {verdict(row)}, {row.result.seconds:.0f} s")
+    file, progress = RowFile(args.rows), Progress()
+    compared = jobs_of(args, range(min(args.seeds, args.rate_seeds)))
+    run(compared, file, progress)
+    best = {key: rows[0].job.lr for key, rows in by_method(file.rows_of(compared)).items()}
+    others = jobs_of(args, range(args.rate_seeds, args.seeds))
+    others = [job for job in others if job.lr == best[job.world, job.method]]
+    run(others, file, progress)
     progress.done()
-    rows = [file.rows[key] for key in map(key_of, jobs) if key in file.rows]
+    rows = [row for row in file.rows_of([*compared, *others]) if row.job.lr == best[row.job.world, row.job.method]]
     print(table(rows))
     if args.curves:
         print("\n" + curves(rows))
@@ -94,17 +92,27 @@ def main() -> None:
         print(json.dumps({**facts, "rows": summaries(rows)}))
 
 
+def run(jobs: Sequence[CreditJob], file: RowFile, progress: Progress) -> None:
+    left = [job for job in jobs if key_of(job) not in file.rows]
+    for done, job in enumerate(left):
+        progress.doing(f"{done + 1} of {len(left)}: {shown(job)}")
+        row = CreditRow(key_of(job), job, asyncio.run(run_cell(job, setting_of(job.world))))
+        file.add(row)
+        progress.say(f"{shown(job)}: {verdict(row)}, {row.result.seconds:.0f} s")
+
+
 def parse() -> argparse.Namespace:
     parser = argument_parser("credit", "Which method finds out what a reward is due to, at equal sampled tokens.")
-    parser.add_argument("--worlds", type=some_of("world", tuple(WORLDS)), default=["chain"], metavar="NAME,…")
+    parser.add_argument("--worlds", type=some_of("world", tuple(WORLDS)), default=list(WORLDS), metavar="NAME,…")
     parser.add_argument("--methods", type=some_of("method", ALL_METHODS), default=ALL_METHODS, metavar="NAME,…")
     parser.add_argument("--lrs", type=numbers, metavar="X,…", help="default: three of each world")
     parser.add_argument("--seeds", type=positive, default=5, metavar="N")
+    parser.add_argument("--rate-seeds", type=positive, default=2, metavar="N", help="seeds on which rates are compared")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="one row for each run; continued if it exists")
     parser.add_argument("--curves", action="store_true", help="also print the median curve of each method")
     args = parser.parse_args()
     if args.quick:
-        args.methods, args.lrs, args.seeds = QUICK["methods"], QUICK["lrs"], QUICK["seeds"]
+        vars(args).update(QUICK)
     return args
 
 
@@ -112,13 +120,15 @@ def numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def jobs_of(args: argparse.Namespace) -> Iterator[CreditJob]:
-    for world in args.worlds:
-        for seed in range(args.seeds):
-            for lr in args.lrs or LRS[world]:
-                for method, settings in METHODS[world].items():
-                    if method in args.methods:
-                        yield CreditJob(world, method, settings, lr, seed)
+def jobs_of(args: argparse.Namespace, seeds: Sequence[int]) -> list[CreditJob]:
+    return [
+        CreditJob(world, method, settings, lr, seed)
+        for world in args.worlds
+        for seed in seeds
+        for lr in args.lrs or LRS[world]
+        for method, settings in METHODS[world].items()
+        if method in args.methods
+    ]
 
 
 def key_of(job: CreditJob) -> str:
@@ -135,6 +145,9 @@ class RowFile:
         found = read_lines(path) if path is not None and path.exists() else ()
         self.rows = {row.key: row for row in (msgspec.convert(one, CreditRow) for one in found)}
         self._file = None if path is None else LineFile(path)
+
+    def rows_of(self, jobs: Sequence[CreditJob]) -> list[CreditRow]:
+        return [self.rows[key_of(job)] for job in jobs]
 
     def add(self, row: CreditRow) -> None:
         self.rows[row.key] = row

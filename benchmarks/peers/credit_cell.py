@@ -70,7 +70,7 @@ WORLDS = {
     "stockroom": World(
         environment="stockroom",
         rollout={"group_size": 8, "groups_per_step": 4, "max_tokens": 48, "max_context": 640},
-        budget=48_000,
+        budget=32_000,
         eval_tasks=64,
     ),
 }
