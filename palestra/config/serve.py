@@ -128,14 +128,29 @@ class ParallelConfig(Config):
     """How the processes of one worker divide its work. See docs/distributed.md."""
 
     data: PowerOfTwo | None = None
-    """Ranks, or groups of `tensor` ranks, that compute micro-batches at the same time. None: `gpus` / `tensor`."""
+    """Ranks, or groups of `tensor` × `context` ranks, that compute micro-batches at the same time. None: as many as
+    `gpus` has room for."""
     shard: PowerOfTwo = 1
     """Ranks across which the layers of the base model lie, so that each holds a part; it divides `data`. A layer
     is gathered before it computes."""
     tensor: PowerOfTwo = 1
     """Ranks that compute every layer together, for sampling and for training: each holds and computes its part of the
-    heads and of the feed-forward networks. `data` × `tensor` is the number of ranks. Fixed for the life of a state
-    folder."""
+    heads and of the feed-forward networks. Fixed for the life of a state folder."""
+    context: PowerOfTwo = 1
+    """Ranks, or groups of `tensor` ranks, that compute every micro-batch together in training: each has a part of the
+    rows, so that a sequence may be so much longer, and in attention a part of the heads. `data` × `context` × `tensor`
+    is the number of ranks. Fixed for the life of a state folder."""
+
+    @property
+    def members(self) -> int:
+        """Ranks that compute the same micro-batches."""
+        return self.tensor * self.context
+
+    @property
+    def shape(self) -> str:
+        """What the number of ranks is the product of."""
+        used = (name for name in ("context", "tensor") if getattr(self, name) > 1)
+        return " × ".join(("parallel.data", *(f"parallel.{name}" for name in used)))
 
 
 class ReplicasConfig(Config):
@@ -213,6 +228,8 @@ class ModelConfig(Config):
     """Go on with models that were trained with another number of gradient shards; their last bits will differ."""
     allow_tensor_mismatch: bool = False
     """Go on with models that were trained with another `parallel.tensor`; their last bits will differ."""
+    allow_context_mismatch: bool = False
+    """Go on with models that were trained with another `parallel.context`; their last bits will differ."""
     sample_share: float = Field(default=0.5, ge=0, le=1)
     """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: PositiveFloat = 0.03
@@ -275,35 +292,36 @@ class ModelConfig(Config):
             return tuple(self.gpus)
         if self.gpus is not None:
             return tuple(f"cuda:{number}" for number in range(self.gpus))
-        return (self.device,) * ((self.parallel.data or 1) * self.parallel.tensor)
+        return (self.device,) * ((self.parallel.data or 1) * self.parallel.members)
 
     @model_validator(mode="after")
     def _has_its_ranks(self) -> ModelConfig:
-        data, tensor, ranks = self.parallel.data, self.parallel.tensor, len(self.devices)
-        if data is not None and self.gpus is not None and data * tensor != ranks:
+        parallel, ranks = self.parallel, len(self.devices)
+        data, tensor, members = parallel.data, parallel.tensor, parallel.members
+        if data is not None and self.gpus is not None and data * members != ranks:
             raise ValueError(
-                f"parallel.data is {data}, but gpus has {ranks}; make them equal, or leave one out"
-                if tensor == 1
-                else f"parallel.data × parallel.tensor is {data * tensor}, but gpus has {ranks}; make them equal"
+                f"{parallel.shape} is {data * members}, but gpus has {ranks}; make them equal"
+                + (", or leave one out" if members == 1 else "")
             )
         if ranks > 1 and self.gpus is None and self.device != "cpu":
-            what = "parallel.data" if tensor == 1 else "parallel.data × parallel.tensor"
-            raise ValueError(f"{what} is {ranks}; set gpus={ranks} as well, or device=cpu")
+            raise ValueError(f"{parallel.shape} is {ranks}; set gpus={ranks} as well, or device=cpu")
         _power_of_two(ranks)
-        if ranks % tensor:
-            raise ValueError(f"parallel.tensor is {tensor}, but there are only {ranks} ranks to divide among")
-        if tensor > 1 and self.parallel.shard > 1:
-            raise ValueError("parallel.tensor and parallel.shard cannot be combined yet; leave one of them out")
-        if ranks % self.parallel.shard:
+        for name in ("tensor", "context", "shard"):
+            if ranks % (number := getattr(parallel, name)):
+                raise ValueError(f"parallel.{name} is {number}, but there are only {ranks} ranks to divide among")
+        if ranks % members:
             raise ValueError(
-                f"parallel.shard is {self.parallel.shard}, but there are only {ranks} ranks to divide among"
+                f"parallel.context × parallel.tensor is {members}, but there are only {ranks} ranks to divide among"
             )
+        for name in ("tensor", "context"):
+            if getattr(parallel, name) > 1 and parallel.shard > 1:
+                raise ValueError(f"parallel.{name} and parallel.shard cannot be combined yet; leave one of them out")
         for name, number in (("shard", self.parallel.shard), ("tensor", tensor)):
             if number > 1 and self.weights not in (None, "bf16"):
                 raise ValueError(
                     f"parallel.{name} is {number}, but {self.weights} weights cannot be divided; leave one of them out"
                 )
-        if (groups := ranks // tensor) > self.gradient_shards:
+        if (groups := ranks // members) > self.gradient_shards:
             raise ValueError(
                 f"{groups} ranks need {groups} gradient shards, and there are {self.gradient_shards}; "
                 f"set gradient_shards={max(8, groups)}, which is fixed for the life of the state folder"
@@ -630,6 +648,7 @@ def worker_config(serve: ServeConfig, model: ModelConfig, address: str, state: P
         "device": model.devices[0],
         "shard": model.parallel.shard,
         "tensor": model.parallel.tensor,
+        "context": model.parallel.context,
         "devices": model.devices if len(model.devices) > 1 else (),
         "address": address,
         "model": str(model.path),
@@ -647,5 +666,5 @@ def replica_config(serve: ServeConfig, model: ModelConfig, number: int, address:
     assert model.replicas is not None
     config = worker_config(serve, model, address, state)
     device = model.replicas.devices[number] if model.replicas.devices else model.devices[0]
-    alone = {"devices": (), "shard": 1, "tensor": 1, "cache_tokens": model.cache_tokens}
+    alone = {"devices": (), "shard": 1, "tensor": 1, "context": 1, "cache_tokens": model.cache_tokens}
     return msgspec.structs.replace(config, role="sampler", device=device, **alone)

@@ -119,6 +119,11 @@ class ComputeBackend(Protocol):
         ...
 
     @property
+    def context(self) -> int:
+        """Processes that compute every micro-batch together. Another number gives other bits, too."""
+        ...
+
+    @property
     def max_sample_rows(self) -> int:
         """Sequences of one sampling step."""
         ...

@@ -74,6 +74,8 @@ class SnapshotHeader(msgspec.Struct, kw_only=True):
     gradient_shards: int = 1
     tensor: int = 1
     """Processes that computed every layer together."""
+    context: int = 1
+    """Processes that computed every micro-batch together."""
 
 
 class StateRefused(Exception):
@@ -97,13 +99,14 @@ class Snapshots:
         allow_weights_mismatch: bool = False,
         allow_shard_mismatch: bool = False,
         allow_tensor_mismatch: bool = False,
+        allow_context_mismatch: bool = False,
         copies: SnapshotUploads | None = None,
     ):
         self.backend, self.table, self.sampler_cache, self.files = backend, table, sampler_cache, files
         self.counters, self._send, self.folder = counters, send, own_folder(folder)
         self.every_s, self.every_bytes, self.copies = every_s, every_bytes, copies
         self.allow_weights_mismatch, self.allow_shard_mismatch = allow_weights_mismatch, allow_shard_mismatch
-        self.allow_tensor_mismatch = allow_tensor_mismatch
+        self.allow_tensor_mismatch, self.allow_context_mismatch = allow_tensor_mismatch, allow_context_mismatch
         self._changed: dict[str, QueuedModel] = {}
         self._in_flight = 0
         self._scan_at = 0.0
@@ -157,6 +160,7 @@ class Snapshots:
             weights=self.backend.card.weights,
             gradient_shards=self.backend.gradient_shards,
             tensor=self.backend.tensor,
+            context=self.backend.context,
             samplers={n: SamplerPlace.TODAY if file is None else SamplerPlace.FILE for n, file in places.items()},
         )
         unstored = self.table.unstored_of(model)
@@ -252,8 +256,7 @@ class Snapshots:
         for _, number in found:
             header = _header(read_metadata(files[number]))
             self._require_same_weights(model_id, header.weights)
-            self._require_same_gradient_shards(model_id, header.gradient_shards)
-            self._require_same_tensor(model_id, header.tensor)
+            self._require_same_sums(model_id, header)
         for seq, number in sorted(found, reverse=True):
             model = self._unless_damaged(files[number], self._restore)
             if model is None:
@@ -276,21 +279,19 @@ class Snapshots:
                 f"start with {weights_setting(found)}, or with models.0.allow_weights_mismatch=true"
             )
 
-    def _require_same_gradient_shards(self, model_id: str, found: int) -> None:
-        shards = self.backend.gradient_shards
-        if found != shards and not self.allow_shard_mismatch:
-            raise StateRefused(
-                f"{self.folder}: the model {model_id} was trained with gradient_shards={found}, and now it is "
-                f"{shards}; start with models.0.gradient_shards={found}, or with models.0.allow_shard_mismatch=true"
-            )
-
-    def _require_same_tensor(self, model_id: str, found: int) -> None:
-        tensor = self.backend.tensor
-        if found != tensor and not self.allow_tensor_mismatch:
-            raise StateRefused(
-                f"{self.folder}: the model {model_id} was trained with parallel.tensor={found}, and now it is "
-                f"{tensor}; start with models.0.parallel.tensor={found}, or with models.0.allow_tensor_mismatch=true"
-            )
+    def _require_same_sums(self, model_id: str, header: SnapshotHeader) -> None:
+        """What is summed in another order ends at other bits."""
+        backend = self.backend
+        for setting, found, now, allow, is_allowed in (
+            ("gradient_shards", header.gradient_shards, backend.gradient_shards, "shard", self.allow_shard_mismatch),
+            ("parallel.tensor", header.tensor, backend.tensor, "tensor", self.allow_tensor_mismatch),
+            ("parallel.context", header.context, backend.context, "context", self.allow_context_mismatch),
+        ):
+            if found != now and not is_allowed:
+                raise StateRefused(
+                    f"{self.folder}: the model {model_id} was trained with {setting}={found}, and now it is {now}; "
+                    f"start with models.0.{setting}={found}, or with models.0.allow_{allow}_mismatch=true"
+                )
 
     def _unless_damaged(self, file: Path, read: Callable[[Path], T]) -> T | None:
         if not file.exists():

@@ -19,6 +19,7 @@ from palestra.types import LoraConfig, SampleRequest
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from palestra.model.context_group import ContextGroup
     from palestra.model.tensor_group import TensorGroup
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,14 @@ WARM_UP_LOG_S = 2.0
 class TorchBackend(TorchTrainer):
     """A base model with the adapters that are trained on it and sampled from."""
 
-    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None, tensor: TensorGroup | None = None):
-        super().__init__(config, mesh, tensor)
+    def __init__(
+        self,
+        config: TorchConfig,
+        mesh: DeviceMesh | None = None,
+        tensor: TensorGroup | None = None,
+        context: ContextGroup | None = None,
+    ):
+        super().__init__(config, mesh, tensor, context)
         decoder = self.model.decoder
         self.max_sample_rows = config.max_sample_rows or (CPU_ROWS if decoder.device.type == "cpu" else GPU_ROWS)
         tokenizer = None
@@ -44,7 +51,7 @@ class TorchBackend(TorchTrainer):
             cache_tokens=config.cache_tokens,
             cache_share=config.cache_share,
             max_rows=self.max_sample_rows,
-            prefill_tokens=self.token_budget,  # a step with a long prompt is a quantum too
+            prefill_tokens=self.token_budget // self.context,  # a step with a long prompt is a quantum too
         )
         if self.sampler.grammars is not None:
             self.sampler.grammars.warm_up()

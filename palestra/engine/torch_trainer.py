@@ -11,6 +11,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ MIN_TOKENS, MAX_TOKENS = 128, 2048
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from palestra.model.context_group import ContextGroup
     from palestra.model.tensor_group import TensorGroup
 
 Begun = GradientTree | torch.Tensor | None
@@ -91,10 +93,17 @@ class TorchConfig:
 class TorchTrainer:
     """A base model with the adapters that are trained on it."""
 
-    ranks = tensor = 1
+    ranks = tensor = context = 1
 
-    def __init__(self, config: TorchConfig, mesh: DeviceMesh | None = None, tensor: TensorGroup | None = None):
-        """`mesh`: the base model lies across its processes; those of `tensor` compute every layer together."""
+    def __init__(
+        self,
+        config: TorchConfig,
+        mesh: DeviceMesh | None = None,
+        tensor: TensorGroup | None = None,
+        context: ContextGroup | None = None,
+    ):
+        """`mesh`: the base model lies across its processes; those of `tensor` compute every layer together, and those
+        of `context` every micro-batch."""
         if config.threads:
             torch.set_num_threads(config.threads)
         self.model = model = load_model(
@@ -110,7 +119,8 @@ class TorchTrainer:
         self.allow_weights_mismatch = config.allow_weights_mismatch
         self.spec, decoder = model.spec, model.decoder
         self.base = config.base or str(Path(config.model).resolve())
-        self.token_budget = config.micro_batch_tokens or token_budget(count_parameters(model.spec), decoder.device.type)
+        own_tokens = config.micro_batch_tokens or token_budget(count_parameters(model.spec), decoder.device.type)
+        self.token_budget = own_tokens * (1 if context is None else context.ranks)
         self.pool = AdapterPool(
             model.spec,
             dtype=decoder.dtype,
@@ -124,11 +134,13 @@ class TorchTrainer:
             token_budget=self.token_budget,
             checkpointing=config.checkpointing,
             share_prefixes=_can_share(decoder) if config.share_prefixes is None else config.share_prefixes,
+            context=context,
         )
-        self.gradient_shards, self._has_trees = config.gradient_shards, config.gradient_shards > 1 or tensor is not None
+        self.gradient_shards = config.gradient_shards
+        self._has_trees = config.gradient_shards > 1 or tensor is not None or context is not None
         self._trees: dict[Adapter, GradientTree] = {}
         """Gradient trees of the requests that train now, where there are gradient shards or ranks that share every
-        layer."""
+        layer or micro-batch."""
         self._has_cut = False
         self._spare: Adapter | None = None
         self.card = ModelCard(
@@ -217,7 +229,8 @@ class TorchTrainer:
         data = [d for part in parts for d in part.data] or self._one_token(train=train)
         done = self.trainer.forward_micro(data, train=train)
         results = iter(done.results)
-        return Forward([[_done(next(results)) for _ in part.data] for part in parts], done if train else None)
+        found = [[_done(result) for result in islice(results, len(part.data))] for part in parts]
+        return Forward(found, done if train else None)
 
     def backward(self, forward: Forward) -> None:
         self.trainer.backward(forward.pending)

@@ -144,6 +144,7 @@ class EngineWorker:
             allow_weights_mismatch=config.allow_weights_mismatch,
             allow_shard_mismatch=config.allow_shard_mismatch,
             allow_tensor_mismatch=config.allow_tensor_mismatch,
+            allow_context_mismatch=config.allow_context_mismatch,
             copies=self.copies,
         )
         self.share = TimeShare(config.sample_share)

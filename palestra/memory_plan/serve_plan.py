@@ -23,9 +23,10 @@ from palestra.memory_plan.model_plan import (
     weight_bytes,
 )
 from palestra.model.errors import UnsupportedModel
+from palestra.model.loading.context_parallel import require_divisible_heads
 from palestra.model.loading.parameter_counts import count_parameters
 from palestra.model.loading.spec import ModelSpec
-from palestra.model.loading.tensor_parallel import TensorShard, require_divisible
+from palestra.model.loading.tensor_parallel import TensorShard
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.lora.layout import Layout
 from palestra.model.quantised.forms import FORMS
@@ -125,9 +126,10 @@ def _ranks_of(model: ModelConfig, facts: _Facts, devices: list[str], memory: Map
 
 def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples: bool) -> dict[str, int]:
     spec, kind, tensor = facts.spec, device.partition(":")[0], model.parallel.tensor
-    own = TensorShard(0, tensor).spec(spec)
+    own, context = TensorShard(0, tensor).spec(spec), model.parallel.context
+    require_divisible_heads(own, context)
     item = 2 if model.weights == "bf16" else DTYPE_BYTES.get(model.dtype or spec.dtype, 4)
-    sees = spec.tower is not None and model.parallel.shard == tensor == 1
+    sees = spec.tower is not None and len(model.devices) == 1
     weights, scratch = weight_bytes(facts.stored, FORMS.get(model.weights or ""), item, sees=sees)
     layers = facts.layer_products(item)
     weights -= layers.total() - layers.total() // max(model.parallel.shard, tensor)
@@ -142,13 +144,26 @@ def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples
         "gathered layers": gathered,
         f"one adapter of rank {LORA_RANK} in training": 4 * ADAPTER_COPIES * row + copies * part,
         "sums of gradient shards": 4 * part * model.gradient_shards.bit_length() if model.gradient_shards > 1 else 0,
-        f"training {tokens} tokens": training_bytes(own, tokens, item, kind=kind, checkpointing=model.checkpointing),
+        f"training {tokens} tokens" + (f" of {tokens * context}" if context > 1 else ""): training_bytes(
+            own, tokens, item, kind=kind, checkpointing=model.checkpointing
+        ),
+        "exchanges of rows": tokens * _exchanged_numbers(own, context) * item if context > 1 else 0,
         "sums over ranks": tokens * spec.hidden_size * (tensor * item + 4) if tensor > 1 else 0,
         "runtime": RUNTIME_BYTES if kind == "cuda" else 0,
     }
     if samples:
         parts["KV cache"] = _cache_bytes(model, own, item, kind, room - weights - scratch)
     return {name: size for name, size in parts.items() if size}
+
+
+def _exchanged_numbers(spec: ModelSpec, context: int) -> int:
+    """Numbers of a token that are on their way from a layer's rows to its heads and back, as sent and as received."""
+    attention = (
+        2 * shape.q_size + 2 * shape.kv_size * max(1, context // shape.n_kv_heads)
+        for shape in (spec.heads[n] for n in (*spec.attention_layers, *spec.kv_sources))
+    )
+    recurrence = (2 * layer.conv_size + 2 * prod(layer.output_shape) for layer in spec.recurrences.values())
+    return 2 * max((*attention, *recurrence), default=0)
 
 
 def _cache_bytes(model: ModelConfig, spec: ModelSpec, item: int, kind: str, left: int) -> int:
@@ -189,18 +204,19 @@ def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
     is_plain = model.weights in (None, "bf16")
     samples_here = model.sampler == "torch" and model.replicas is None
     can_share = is_plain and samples_here and parallel.shard == 1
-    can_shard = is_plain and parallel.tensor == 1
+    can_shard = is_plain and parallel.members == 1
     bases: list[dict[str, Any]] = [{}]
-    for tensor in _powers(2 * parallel.tensor, ranks) if can_share else ():
-        data = {} if parallel.data is None else {"parallel.data": ranks // tensor}
-        bases += [{"parallel.tensor": tensor} | data] if _is_divisible(spec, tensor) else []
+    context = parallel.context
+    for tensor in _powers(2 * parallel.tensor, ranks // context) if can_share else ():
+        data = {} if parallel.data is None else {"parallel.data": ranks // (tensor * context)}
+        bases += [{"parallel.tensor": tensor} | data] if _is_divisible(spec, tensor, context) else []
     if can_shard:
-        bases += [{"parallel.shard": shard} for shard in _powers(2 * parallel.shard, ranks // parallel.tensor)]
+        bases += [{"parallel.shard": shard} for shard in _powers(2 * parallel.shard, ranks)]
     if model.weights is None and parallel.shard == parallel.tensor == 1:
         bases += [{"weights": form} for form in FEWER_BITS]
     for gpus in () if is_cpu else _powers(2 * ranks, MAX_GPUS):
-        if can_share and _is_divisible(spec, gpus):
-            bases.append({"gpus": gpus, "parallel.tensor": gpus})
+        if can_share and _is_divisible(spec, gpus // context, context):
+            bases.append({"gpus": gpus, "parallel.tensor": gpus // context})
         if can_shard:
             bases.append({"gpus": gpus, "parallel.shard": gpus, "gradient_shards": max(model.gradient_shards, gpus, 8)})
     for base in bases:
@@ -209,9 +225,9 @@ def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
                 yield base | change
 
 
-def _is_divisible(spec: ModelSpec, tensor: int) -> bool:
+def _is_divisible(spec: ModelSpec, tensor: int, context: int) -> bool:
     try:
-        require_divisible(spec, tensor)
+        require_divisible_heads(TensorShard(0, tensor).spec(spec), context)
     except UnsupportedModel:
         return False
     return True
@@ -228,7 +244,8 @@ def _changed(model: ModelConfig, changes: Mapping[str, Any]) -> ModelConfig:
     data = None if "gpus" in changes else changes.get("parallel.data", model.parallel.data)
     shard = changes.get("parallel.shard", model.parallel.shard)
     tensor = changes.get("parallel.tensor", model.parallel.tensor)
-    return model.model_copy(update={**plain, "parallel": type(model.parallel)(data=data, shard=shard, tensor=tensor)})
+    parallel = model.parallel.model_copy(update={"data": data, "shard": shard, "tensor": tensor})
+    return model.model_copy(update={**plain, "parallel": parallel})
 
 
 # Devices

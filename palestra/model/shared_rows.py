@@ -34,10 +34,11 @@ class Readers:
         order, starts = self._by_row
         return np.sort(order[starts[first] : starts[last + 1]])
 
-    def spread(self, values: Tensor, some: NDArray[np.int64] | None = None) -> Tensor:
-        """Returns what stands at the rows, for each reader or for some of them."""
+    def spread(self, values: Tensor, some: NDArray[np.int64] | None = None, first: int = 0) -> Tensor:
+        """Returns what stands at the rows, for each reader or for some of them. `values` are of the rows from `first`
+        on."""
         rows = self.rows if some is None else self.rows[some]
-        return values.index_select(0, to_device(rows, values.device))
+        return values.index_select(0, to_device(rows - first, values.device))
 
     def summed(self, values: Tensor, some: NDArray[np.int64]) -> Tensor:
         """Values of some readers, summed for each row that any of them reads."""

@@ -638,6 +638,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Ranks across which the base model lies."""
     tensor: int = 1
     """Neighbouring ranks that compute every layer together."""
+    context: int = 1
+    """Neighbouring ranks, or groups of `tensor` ranks, that compute every micro-batch together."""
     dtype: str | None = None
     weights: str | None = None
     """Form of 8 or 4 bits for the weights of products. None: the dtype."""
@@ -657,6 +659,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Go on with models that were trained with another number of gradient shards."""
     allow_tensor_mismatch: bool = False
     """Go on with models that were trained with another number of ranks that share every layer."""
+    allow_context_mismatch: bool = False
+    """Go on with models that were trained with another number of ranks that share every micro-batch."""
     sample_share: float = 0.5
     """Share of the time that sampling gets while there is training to do as well."""
     quantum_s: float = 0.03

@@ -49,7 +49,7 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
     assert (worker.address, worker.model, worker.state) == ("ipc:///s", str(tmp_path), str(tmp_path / "w"))
     assert (worker.threads, worker.dtype, worker.sample_share, worker.max_models) == (2, "bfloat16", 0.25, 7)
     own = {"path", "name", "tool_format", "sampler", "vllm", "gpus", "parallel", "replicas"}  # the server's
-    made = {"address", "model", "state", "max_models", "beat_every_s", "devices", "shard", "tensor", "role"}
+    made = {"address", "model", "state", "max_models", "beat_every_s", "devices", "shard", "tensor", "context", "role"}
     elsewhere = {"server_key", "ticket"}  # which `palestra replica` sets
     placed = {
         "is_remote",
@@ -75,6 +75,8 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
         ({"device": "cpu", "parallel": {"data": 2}}, ("cpu", "cpu")),
         ({"device": "cpu", "parallel": {"tensor": 2}}, ("cpu", "cpu")),
         ({"gpus": 4, "parallel": {"tensor": 2}}, ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
+        ({"device": "cpu", "parallel": {"context": 2, "data": 2}}, ("cpu",) * 4),
+        ({"gpus": 2, "parallel": {"context": 2}, "weights": "nf4", "gradient_shards": 1}, ("cuda:0", "cuda:1")),
     ],
 )
 def test_ranks_go_to_devices(tmp_path, given, devices):
@@ -91,6 +93,11 @@ def test_ranks_go_to_devices(tmp_path, given, devices):
         ({"gpus": 4, "gradient_shards": 8, "parallel": {"data": 2}}, "make them equal"),
         ({"gradient_shards": 8, "parallel": {"data": 2}}, "set gpus=2 as well, or device=cpu"),
         ({"gpus": 2, "gradient_shards": 8, "parallel": {"shard": 4}}, "only 2 ranks"),
+        ({"gpus": 2, "parallel": {"context": 4}}, "parallel.context is 4, but there are only 2 ranks"),
+        ({"gpus": 2, "parallel": {"context": 2, "tensor": 2}}, "context × parallel.tensor is 4, but there are only 2"),
+        ({"gpus": 2, "parallel": {"context": 2, "data": 2}}, "data × parallel.context is 4, but gpus has 2; make them"),
+        ({"parallel": {"context": 2}}, "set gpus=2 as well, or device=cpu"),
+        ({"gpus": 2, "parallel": {"context": 2, "shard": 2}}, "context and parallel.shard cannot be combined yet"),
         (
             {"gpus": 2, "gradient_shards": 8, "parallel": {"shard": 2}, "weights": "nf4"},
             "nf4 weights cannot be divided",

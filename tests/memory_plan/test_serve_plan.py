@@ -96,9 +96,22 @@ def test_ranks_that_share_every_layer_share_weights_and_cache(eight_billion):
     assert shared.stdout.count("sums over ranks") == 4
 
 
+def test_ranks_that_share_every_micro_batch_train_a_part_of_its_rows_each(eight_billion):
+    common = ("serve", "--model", eight_billion, "--dry-run", "--memory", "80GB", "models.0.checkpointing=true")
+    settings = ("models.0.micro_batch_tokens=16384", "models.0.gpus=4", "models.0.gradient_shards=8")
+    data, context = palestra(*common, *settings), palestra(*common, *settings, "models.0.parallel.context=4")
+    assert context.exit_code == 0, context.output
+    assert "training 16384 tokens of 65536" in context.stdout
+    assert context.stdout.count("exchanges of rows") == 4
+    for part in ("weights", "training 16384 tokens"):
+        whole, own = (found_in(rf"{part}.* ([\d.]+) GiB", shown.stdout) for shown in (data, context))
+        assert own == whole
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
+        (("models.0.gpus=64", "models.0.parallel.context=64"), "it has 32 heads of queries and 8 of keys and values"),
         (("models.0.gpus=16", "models.0.parallel.tensor=16"), "it has 8 heads of keys and values"),
         (("models.0.gpus=4", "models.0.parallel.tensor=2", "models.0.parallel.shard=2"), "cannot be combined"),
         (("models.0.gpus=4", "models.0.parallel.tensor=8"), "only 4 ranks"),

@@ -62,7 +62,7 @@ class EndPass(Struct, frozen=True, tag="end"):
 
     model: int
     ranks: list[int]
-    """Numbers of groups, where several ranks share every layer."""
+    """Numbers of groups, where several ranks share every layer or micro-batch."""
 
 
 class UndoPass(Struct, frozen=True, tag="undo"):

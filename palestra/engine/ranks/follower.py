@@ -80,10 +80,11 @@ class FollowerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class Follower:
     def __init__(self, config: WorkerConfig, place: FollowerConfig):
         device = torch.device(config.devices[place.rank])
-        self.group = ProcessGroup(place.meeting, place.rank, len(config.devices), device, config.tensor)
-        self._tensor = self.group.tensor_group()
+        shape = config.tensor, config.context
+        self.group = ProcessGroup(place.meeting, place.rank, len(config.devices), device, *shape)
+        self._tensor, context = self.group.tensor_group(), self.group.context_group()
         mesh = self.group.shard_mesh(config.shard)
-        self.trainer = TorchTrainer(TorchConfig.of(config, place.rank), mesh, self._tensor)
+        self.trainer = TorchTrainer(TorchConfig.of(config, place.rank), mesh, self._tensor, context)
         self._models: dict[int, Adapter] = {}
         self._begun: dict[int, Begun] = {}
         self._half_done: Forward | None = None

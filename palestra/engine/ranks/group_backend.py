@@ -8,6 +8,9 @@ before any follower hears of a request. Whatever fails later, at any rank, ends 
 With `tensor`, neighbouring ranks share every layer. They compute the same micro-batches, and those beside rank 0 run
 the layers of its sampling steps. Rank 0 schedules, has the logits and draws.
 
+With `context`, neighbouring ranks (or groups of `tensor` ranks) have parts of the rows of the same micro-batches. The
+first of them has the results of all rows.
+
 Owns: the followers' processes, who computes what. Never touches: requests, files of models, how tokens are drawn.
 
 What a backend does after a call was sent to its followers goes inside `_together`: they cannot take it back. FSDP is
@@ -85,14 +88,16 @@ T = TypeVar("T", bound=Reply)
 
 class GroupBackend(TorchBackend):
     def __init__(self, config: WorkerConfig):
-        self.processes, self.tensor = len(config.devices), config.tensor
-        self.ranks = self.processes // self.tensor
-        """Groups of `tensor` processes that share every layer: each computes micro-batches of its own."""
+        self.processes, self.tensor, self.context = len(config.devices), config.tensor, config.context
+        self._members = self.tensor * self.context
+        self.ranks = self.processes // self._members
+        """Groups of processes that share every layer or every micro-batch: each computes micro-batches of its own."""
         self._followers = Followers(config)
         device = torch.device(config.devices[0])
-        self.group = ProcessGroup(self._followers.meeting, 0, self.processes, device, self.tensor)
-        self._layers_group = self.group.tensor_group()
-        super().__init__(TorchConfig.of(config, 0), self.group.shard_mesh(config.shard), self._layers_group)
+        shape = self.tensor, self.context
+        self.group = ProcessGroup(self._followers.meeting, 0, self.processes, device, *shape)
+        self._layers_group, context = self.group.tensor_group(), self.group.context_group()
+        super().__init__(TorchConfig.of(config, 0), self.group.shard_mesh(config.shard), self._layers_group, context)
         self._run_layers, self._has_sent = self.model.decoder.sharded, False
         if self._run_layers is not None:
             super().forward([], train=False)  # FSDP makes its tensors here, not in the sampler's inference mode
@@ -161,19 +166,19 @@ class GroupBackend(TorchBackend):
         with self._together():
             calls = {rank: ForwardCall([part.data.call for part in theirs], train) for rank, theirs in by_rank.items()}
             for process in others:
-                self._followers.send(calls[process // self.tensor], process)
+                self._followers.send(calls[process // self._members], process)
             done = None
             if 0 in by_rank:
                 own = [replace(part, data=part.data.own) for part in by_rank[0]]
                 done = super().forward(own, train=train)
             replies = {process: self._followers.answer(process, ForwardDone) for process in others}
-        results = {rank: iter(_results(replies[first])) for rank in by_rank if (first := rank * self.tensor) > 0}
+        results = {rank: iter(_results(replies[first])) for rank in by_rank if (first := rank * self._members) > 0}
         results[0] = iter(done.results if done else ())
         found = [next(results[part.rank]) for part in parts]
         return Forward(found, GroupPass(done, others) if train else None)
 
     def _processes_of(self, rank: int) -> range:
-        return range(rank * self.tensor, (rank + 1) * self.tensor)
+        return range(rank * self._members, (rank + 1) * self._members)
 
     def backward(self, forward: Forward) -> None:
         group_pass: GroupPass = forward.pending

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from palestra.model.context_group import ContextGroup
 from palestra.model.loading.tensor_parallel import TensorShard
 from palestra.model.tensor_group import TensorGroup
 from palestra.model.training.gradient_tree import sum_in_tree_order
@@ -30,9 +31,9 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 class ProcessGroup:
     """One process of several. All ranks call the same methods in the same order."""
 
-    def __init__(self, meeting: str, rank: int, ranks: int, device: torch.device, tensor: int = 1):
+    def __init__(self, meeting: str, rank: int, ranks: int, device: torch.device, tensor: int = 1, context: int = 1):
         """Waits for all others. `meeting` is the same for all: a new folder, or host:port where rank 0 listens.
-        `tensor` neighbours share every layer."""
+        `tensor` neighbours share every layer, and `context` of such groups share every micro-batch."""
         timeout, host = timedelta(seconds=MEETING_S), meeting.rpartition(":")[0]
         is_one_machine = Path(meeting).is_absolute()
         interface = (
@@ -44,7 +45,7 @@ class ProcessGroup:
             store: Store = FileStore(str(Path(meeting) / "meeting"), ranks)
         else:
             store = TCPStore(host, int(meeting.rpartition(":")[2]), ranks, is_master=rank == 0, timeout=timeout)
-        self.rank, self.ranks, self.tensor, self._kind = rank, ranks, tensor, device.type
+        self.rank, self.ranks, self.tensor, self.context, self._kind = rank, ranks, tensor, context, device.type
         if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
@@ -71,14 +72,25 @@ class ProcessGroup:
         mesh = init_device_mesh(self._kind, (self.ranks // self.tensor, self.tensor), mesh_dim_names=("data", "tensor"))
         return TensorGroup(TensorShard(self.rank % self.tensor, self.tensor), mesh["tensor"].get_group())
 
+    def context_group(self) -> ContextGroup | None:
+        """The ranks that have the other rows of this one's micro-batches; None: it has all."""
+        if self.context == 1:
+            return None
+        shape = (self.ranks // (self.context * self.tensor), self.context, self.tensor)
+        mesh = init_device_mesh(self._kind, shape, mesh_dim_names=("data", "context", "tensor"))
+        rank = self.rank // self.tensor % self.context
+        return ContextGroup(rank, self.context, mesh["context"].get_group())
+
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         dist.broadcast(tensor, source)
 
     def sum_gradients(self, row: Tensor, ranks: Collection[int]) -> None:
         """Replaces the row of every rank by the sum over `ranks`, in the order of the tree; where several processes
-        share every layer, `ranks` counts their groups, and their sums are added at the end. Each process adds up a
-        slice: the traffic is that of an all-reduce, whose own order would depend on how the ranks are connected."""
-        if len(ranks) == 1 and self.tensor == 1:
+        share every layer or every micro-batch, `ranks` counts their groups, and their sums are added at the end. Each
+        process adds up a slice: the traffic is that of an all-reduce, whose own order would depend on how the ranks
+        are connected."""
+        members = self.tensor * self.context
+        if len(ranks) == 1 and members == 1:
             (source,) = ranks
             dist.broadcast(row, source)
             return
@@ -87,7 +99,7 @@ class ProcessGroup:
         slices.view(-1)[: len(row)] = row
         received = torch.empty_like(slices)
         dist.all_to_all_single(received, slices)
-        groups = received.unflatten(0, (-1, self.tensor))
+        groups = received.unflatten(0, (-1, members))
         parts = [groups[n] if n in ranks else None for n in range(len(groups))]
         total, *others = sum_in_tree_order(parts)
         for other in others:

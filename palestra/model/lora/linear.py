@@ -79,10 +79,11 @@ class LoraPlan:
     def parts(self, rows: int, size: int, device: torch.device) -> list[LoraPlan]:
         """The plans of parts of `size` rows each, the last one shorter; made once."""
         if size not in self._parts:
-            self._parts[size] = [self._part(i, min(i + size, rows), device) for i in range(0, rows, size)]
+            self._parts[size] = [self.part(i, min(i + size, rows), device) for i in range(0, rows, size)]
         return self._parts[size]
 
-    def _part(self, start: int, stop: int, device: torch.device) -> LoraPlan:
+    def part(self, start: int, stop: int, device: torch.device) -> LoraPlan:
+        """The plan of some of the rows. It records what the whole one does, whether these rows have adapters or not."""
         runs = []
         for run in self.runs:
             low, high = max(run.start, start), min(run.start + run.rows, stop)

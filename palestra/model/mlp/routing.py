@@ -23,6 +23,7 @@ from palestra.model.loading.layer_spec import ExpertsSpec
 from palestra.model.transfers import to_device
 
 if TYPE_CHECKING:
+    from palestra.model.context_group import ContextRows
     from palestra.model.kernels.routing import SortedPairs
 
 FEW_ROWS = 8
@@ -133,10 +134,13 @@ class Routing:
         """[rows, layers with experts, experts per token]."""
         return torch.stack(list(self.numbers.values()), 1)
 
-    def visits(self, sequences: Sequence[NDArray[np.int64]], n_experts: int) -> Tensor:
+    def visits(
+        self, sequences: Sequence[NDArray[np.int64]], n_experts: int, divided: ContextRows | None = None
+    ) -> Tensor:
         """Counts how often each expert was visited by each of the sequences, given by their rows: [sequences, layers,
-        experts]."""
-        layers = torch.stack(list(self.numbers.values()))
+        experts]. `divided`: the pass had this process's rows alone, and the others are asked for theirs."""
+        by_row = self.by_row if divided is None else divided.gather(self.by_row)
+        layers = by_row.transpose(0, 1)
         owners = np.repeat(np.arange(len(sequences)), [len(rows) for rows in sequences])
         layers = layers.index_select(1, to_device(np.concatenate(sequences), layers.device))
         every = torch.arange(len(layers), device=layers.device)

@@ -5,12 +5,16 @@ log-probability (every loss but the sequence-level ones), the chunk's backward i
 otherwise they are made a second time. Rows that cannot have a gradient skip the backward altogether.
 Positions of several data may read one row (`Readers`): its log-probability is made once, and what their losses send
 back is summed in the order of the positions.
+
+Where several processes have parts of the rows (`context_group`), each computes the logits of its own, and all of them
+the losses of all positions, which are a few numbers each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +29,9 @@ from palestra.model.shared_rows import Readers
 from palestra.model.training.log_softmax import TargetRows, cap_logits, target_rows
 from palestra.model.training.losses import Loss
 from palestra.model.transfers import to_device
+
+if TYPE_CHECKING:
+    from palestra.model.context_group import ContextRows
 
 Runs = Sequence[tuple[Adapter | None, int]]
 CHUNK_CELLS = {"cpu": 1 << 21, "cuda": 1 << 27}  # logits held at once: 8 MB stays in a CPU's cache
@@ -79,9 +86,11 @@ def run_head(
     *,
     train: bool,
     readers: Readers | None = None,
+    divided: ContextRows | None = None,
 ) -> HeadPass:
-    """`hidden` and `targets` are of the head's rows. `readers`: positions of the data by rows; None: each its own."""
-    head = _Head(decoder, hidden, targets, adapters, readers)
+    """`hidden` and `targets` are of the head's rows. `readers`: positions of the data by rows; None: each its own.
+    `divided`: `hidden`, `targets` and `adapters` are of this process's rows alone, and so is the gradient."""
+    head = _Head(decoder, hidden, targets, adapters, readers, divided)
     active = np.concatenate([run.active for run in losses])
     if train and any(run.loss.is_of_samples for run in losses):
         head.entropies = torch.full((len(hidden),), torch.nan, dtype=torch.float32, device=hidden.device)
@@ -104,8 +113,17 @@ def run_head(
 
 
 class _Head:
-    def __init__(self, decoder: Decoder, hidden: Tensor, targets: Tensor, adapters: Runs, readers: Readers | None):
+    def __init__(
+        self,
+        decoder: Decoder,
+        hidden: Tensor,
+        targets: Tensor,
+        adapters: Runs,
+        readers: Readers | None,
+        divided: ContextRows | None,
+    ):
         self.decoder, self.hidden, self.targets, self.readers = decoder, hidden, targets, readers
+        self.divided, self.first = divided, 0 if divided is None else divided.own.start
         self.everything = np.arange(len(hidden))
         self.logprobs = torch.zeros(targets.shape, dtype=torch.float32, device=hidden.device)
         self.hidden_grad = torch.zeros_like(hidden)
@@ -119,6 +137,7 @@ class _Head:
 
     def read(self, values: Tensor) -> Tensor:
         """Returns what stands at the rows, for each position."""
+        values = values if self.divided is None else self.divided.gather(values)
         return values if self.readers is None else self.readers.spread(values)
 
     def forward_backward(self, active: NDArray[np.bool_], losses: list[LossRun]) -> None:
@@ -127,11 +146,11 @@ class _Head:
         for (index, plan), part in zip(self._chunks(self.everything), self._split(self.everything), strict=True):
             chunk, inner = self._rows(index, plan)
             self.logprobs[index] = chunk.logprobs(self.targets[index])
-            positions = part if self.readers is None else self.readers.of_rows(int(part[0]), int(part[-1]))
+            positions = self._positions(int(part[0]), int(part[-1]))
             positions = positions[active[positions]]
             if len(positions) == 0:
                 continue
-            rows = positions if self.readers is None else np.unique(self.readers.rows[positions])
+            rows = self._rows_of(positions)
             if len(rows) < len(part):
                 chunk = chunk.pick(to_device(rows - part[0], self.hidden.device))
                 ((index, plan),) = self._chunks(rows)
@@ -139,22 +158,34 @@ class _Head:
             if self.readers is None:
                 grads = _chunk_gradients(losses, positions, self.logprobs[index])
             else:
-                read = self.readers.spread(self.logprobs, positions)
+                read = self.readers.spread(self.logprobs, positions, self.first)
                 grads = self.readers.summed(_chunk_gradients(losses, positions, read), positions)
             self._backward_chunk(index, plan, chunk, inner, grads)
 
     def backward(self, active: NDArray[np.bool_], grads: Tensor) -> None:
         """`active` and `grads` are of the positions."""
-        positions = np.flatnonzero(active)
-        rows = positions
-        if self.readers is not None and len(positions):
-            rows = np.unique(self.readers.rows[positions])
+        positions = self._positions(0, len(self.hidden) - 1)
+        positions = positions[active[positions]]
+        rows = self._rows_of(positions)
+        if self.readers is None:
+            grads = grads[self.first : self.first + len(self.hidden)]
+        elif len(positions):
             picked = grads.index_select(0, to_device(positions, grads.device))
             grads = torch.zeros_like(self.logprobs).index_copy_(
                 0, to_device(rows, grads.device), self.readers.summed(picked, positions)
             )
         for index, plan in self._chunks(rows):
             self._backward_chunk(index, plan, *self._rows(index, plan), grads[index])
+
+    def _positions(self, first: int, last: int) -> NDArray[np.int64]:
+        """The positions that read the rows from `first` to `last`, in order."""
+        first, last = first + self.first, last + self.first
+        return np.arange(first, last + 1) if self.readers is None else self.readers.of_rows(first, last)
+
+    def _rows_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The rows that these positions read, each once."""
+        rows = positions if self.readers is None else np.unique(self.readers.rows[positions])
+        return rows - self.first
 
     def _rows(self, index: Tensor | slice, plan: LoraPlan) -> tuple[TargetRows, list[Tensor]]:
         logits, inner = lora_forward(self.hidden[index], self.decoder.weights.unembedding, None, UNEMBED, plan)

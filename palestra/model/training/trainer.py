@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,23 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd import Function
 
-from palestra.model.attention.backends import packed_attention
 from palestra.model.decoder import Decoder
 from palestra.model.errors import AdapterError
+from palestra.model.loading.context_parallel import require_divisible_heads
 from palestra.model.lora.adapters import Adapter, AdapterPool, Stack
-from palestra.model.lora.linear import LoraPlan
-from palestra.model.mixers.packed_recurrence import packed_recurrence
 from palestra.model.mlp.routing import Routing
 from palestra.model.shared_rows import Readers, sum_runs
 from palestra.model.training.activation_offload import ActivationOffload
+from palestra.model.training.batch_inputs import BatchInputs, tree_runs
 from palestra.model.training.head import HeadPass, LossRun, run_head
 from palestra.model.training.losses import datum_metrics
 from palestra.model.training.optimizer import StepResult, optim_step
 from palestra.model.training.prefix_trees import PlannedBatch, PrefixTrees, grow_trees, plan_micro_batches
 from palestra.model.training.prepared import Prepared, TrainItem, prepare
 from palestra.model.transfers import to_device
-from palestra.model.vision.placed import BatchPictures, PictureRows, sequence_positions
 from palestra.types import AdamParams, Checkpointing
+
+if TYPE_CHECKING:
+    from palestra.model.context_group import ContextGroup, ContextRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,15 @@ class Trainer:
         token_budget: int | None = None,
         checkpointing: Checkpointing = False,
         share_prefixes: bool = True,
+        context: ContextGroup | None = None,
     ):
         """`checkpointing`: layers keep their input alone, on the device or in the host's memory (`offload`), and are
         computed again in the backward pass. `share_prefixes`: tokens that several data of an adapter begin with are
-        computed once."""
+        computed once. `context`: processes that compute each micro-batch together."""
+        if context is not None:
+            require_divisible_heads(decoder.spec, context.ranks)
         self.decoder, self.pool, self.checkpointing = decoder, pool, checkpointing
-        self.share_prefixes = share_prefixes
+        self.share_prefixes, self.context = share_prefixes, context
         self.token_budget = token_budget or (1024 if decoder.device.type == "cpu" else 8192)
 
     def prepare(self, items: Sequence[TrainItem], *, train: bool) -> list[Prepared]:
@@ -118,70 +122,46 @@ class Trainer:
 
     def forward_micro(self, batch: Sequence[Prepared], *, train: bool) -> ForwardPass:
         """One micro-batch forward. With `train` the unembedding's gradient is already added on the way, because
-        its logits exist only here; `backward` must follow."""
-        adapters = [a for a in dict.fromkeys(d.adapter for d in batch) if a is not None]
-        device, spec, dtype = self.decoder.device, self.decoder.spec, self.decoder.dtype
+        its logits exist only here; `backward` must follow. Of a micro-batch that is too small for all processes of a
+        context group the first has the results, and the others compute nothing."""
         trees = grow_trees(batch, share=self.share_prefixes)
-        tokens = to_device(trees.of_rows([d.tokens for d in batch]), device)
-        positions, pictures = self._positions(batch, trees)
-        if pictures is not None:
-            tokens = tokens.clamp_min(0)
-        runs = [(batch[i].adapter, n) for i, n in zip(trees.owners, trees.lengths, strict=True)]
-        plan = LoraPlan.of(runs, train=train, device=device)
-        branches = trees.branches()
-        ahead = None if pictures is None else trees.of_rows([_ahead(d) for d in batch])
-        attend = packed_attention(trees.lengths, spec, device, dtype, branches, ahead)
-        recur = packed_recurrence(trees.lengths, spec, device, dtype, branches)
-        head_rows = _head_rows(trees, np.concatenate([d.targets for d in batch]), runs)
-        losses = _loss_runs(batch, device)
-        routing = Routing(self._replayed(batch, trees)) if spec.experts else None
-        done = ForwardPass([], {}, [], None, None)
+        done, divided = ForwardPass([], {}, [], None, None), None
+        if self.context is not None:
+            divided = self.context.divide(trees.rows)
+            if divided is None and self.context.rank > 0:
+                return done
+        inputs = BatchInputs.of(self.decoder, batch, trees, train=train, divided=divided)
+        head_rows = _head_rows(trees, np.concatenate([d.targets for d in batch]), tree_runs(batch, trees))
+        losses = _loss_runs(batch, self.decoder.device)
         if train:
-            self._begin(done, adapters)
+            self._begin(done, [a for a in dict.fromkeys(d.adapter for d in batch) if a is not None])
         try:
             with torch.set_grad_enabled(train), ExitStack() as stack:
                 if train and self.checkpointing == "offload":
-                    done.offload = ActivationOffload(device)
+                    done.offload = ActivationOffload(self.decoder.device)
                     stack.enter_context(done.offload.keeping())
                 hidden = self.decoder(
-                    *(tokens, positions, attend, plan, recur),
+                    *(inputs.tokens, inputs.positions, inputs.attend, inputs.plan, inputs.recur),
                     checkpointing=bool(self.checkpointing),
-                    routing=routing,
-                    pictures=pictures,
+                    routing=inputs.routing,
+                    pictures=inputs.pictures,
                 )
-            head = head_rows.run(self.decoder, hidden.detach(), losses, train=train)
+            head = head_rows.run(self.decoder, hidden.detach(), losses, train=train, divided=divided)
         except BaseException:
             self._unpin(done)  # what it added stays marked as unfinished
             raise
-        done.results = _results(batch, head, self._visits(routing, trees))
+        done.results = _results(batch, head, self._visits(inputs.routing, trees, divided))
         if train:
             done.hidden, done.hidden_grad = hidden, head.hidden_grad
         return done
 
-    def _positions(self, batch: Sequence[Prepared], trees: PrefixTrees) -> tuple[Tensor, PictureRows | None]:
-        """Rope positions of the rows, and what pictures are to them."""
-        device, vision = self.decoder.device, self.decoder.vision
-        if vision is None or all(d.pictures is None for d in batch):
-            return to_device(trees.of_rows([np.arange(len(d.tokens)) for d in batch]), device), None
-        positions = [sequence_positions(d.pictures, 0, len(d.tokens)) for d in batch]
-        found = BatchPictures()
-        index = trees.of_rows([found.index(d.pictures, 0, len(d.tokens)) for d in batch])
-        return to_device(trees.of_rows(positions), device), found.rows(index, vision, device)
-
-    def _replayed(self, batch: Sequence[Prepared], trees: PrefixTrees) -> dict[int, Tensor] | None:
-        """The experts that rows have to visit, by layer; None if the router chooses all."""
-        found = next((d.routing for d in batch if d.routing is not None), None)
-        if found is None:
-            return None
-        parts = [np.full((len(d.tokens), *found.shape[1:]), -1) if d.routing is None else d.routing for d in batch]
-        layers = to_device(trees.of_rows(parts), self.decoder.device).unbind(1)
-        return dict(zip(self.decoder.spec.experts, layers, strict=True))
-
-    def _visits(self, routing: Routing | None, trees: PrefixTrees) -> list[NDArray[np.int64] | None]:
+    def _visits(
+        self, routing: Routing | None, trees: PrefixTrees, divided: ContextRows | None
+    ) -> list[NDArray[np.int64] | None]:
         if routing is None:
             return [None] * len(trees.paths)
         n_experts = next(iter(self.decoder.spec.experts.values())).n_experts
-        return list(routing.visits(trees.paths, n_experts).cpu().numpy())
+        return list(routing.visits(trees.paths, n_experts, divided).cpu().numpy())
 
     def backward(self, done: ForwardPass) -> None:
         """Ends a pass. An adapter whose gradient was discarded since its forward keeps what it has gathered after."""
@@ -242,21 +222,30 @@ class _HeadRows:
     runs: list[tuple[Adapter | None, int]]
     readers: Readers | None
 
-    def run(self, decoder: Decoder, hidden: Tensor, losses: list[LossRun], *, train: bool) -> HeadPass:
-        device = hidden.device
+    def run(
+        self, decoder: Decoder, hidden: Tensor, losses: list[LossRun], *, train: bool, divided: ContextRows | None
+    ) -> HeadPass:
+        """`divided`: `hidden` is of this process's rows of the decoder."""
+        device, first, counts, of_head, own = hidden.device, 0, self.counts, divided, slice(0, len(self.targets))
+        if divided is not None:
+            of_head = divided if self.hidden is None else divided.moved(np.searchsorted(self.hidden, divided.bounds))
+            first, counts, own = divided.own.start, None if counts is None else counts[divided.own], of_head.own
         if self.hidden is not None:
-            hidden = hidden.index_select(0, to_device(self.hidden, device))
-        targets = to_device(self.targets, device)
-        done = run_head(decoder, hidden, targets, self.runs, losses, train=train, readers=self.readers)
-        if done.hidden_grad is not None and self.counts is not None:
-            done.hidden_grad = sum_runs(done.hidden_grad, self.counts)
+            hidden = hidden.index_select(0, to_device(self.hidden[own] - first, device))
+        targets, runs = to_device(self.targets[own], device), _cut_runs(self.runs, own)
+        done = run_head(decoder, hidden, targets, runs, losses, train=train, readers=self.readers, divided=of_head)
+        if done.hidden_grad is not None and counts is not None:
+            done.hidden_grad = sum_runs(done.hidden_grad, counts)
         return done
 
 
-def _ahead(datum: Prepared) -> NDArray[np.int64]:
-    """How many rows behind itself each row sees, in layers with a window."""
-    n = len(datum.tokens)
-    return np.zeros(n, np.int64) if datum.pictures is None else datum.pictures.ahead(0, n)
+def _cut_runs(runs: list[tuple[Adapter | None, int]], own: slice) -> list[tuple[Adapter | None, int]]:
+    found, start = [], 0
+    for adapter, rows in runs:
+        if (kept := min(start + rows, own.stop) - max(start, own.start)) > 0:
+            found.append((adapter, kept))
+        start += rows
+    return found
 
 
 def _head_rows(trees: PrefixTrees, targets: NDArray[np.int64], runs: list[tuple[Adapter | None, int]]) -> _HeadRows:
