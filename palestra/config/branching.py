@@ -28,6 +28,11 @@ class BranchConfig(Config):
     """Tokens that the forks of one rollout may sample. A fork is expected to sample as much as the rollout itself from
     that turn on; turns are chosen as long as they fit, with `each_turn` in a random order. None: no limit."""
 
+    replay: bool = False
+    """Where a world cannot be copied: make another one for the task and repeat the turns before the fork in it. A fork
+    in which it answers otherwise than before is not played. Only for worlds of the task's own, since everything that
+    was done in them is done again."""
+
     @property
     def is_on(self) -> bool:
         return self.at != "off"

@@ -13,7 +13,15 @@ from msgspec import Struct
 
 from palestra.environments.errors import EnvironmentFailure
 from palestra.environments.guarded_calls import GuardedCaller, error_text
-from palestra.environments.snapshots import NotCopyable, WorldSnapshot, check_copyable, copied
+from palestra.environments.snapshots import (
+    NotCopyable,
+    RepeatedTurns,
+    TurnLog,
+    WorldSnapshot,
+    check_copyable,
+    copied,
+    digest,
+)
 from palestra.environments.step_results import (
     StepResult,
     conversation_of,
@@ -33,6 +41,9 @@ log = logging.getLogger(__name__)
 
 _without_metrics: set[str] = set()
 """Environments that were warned about: once each, not once per rollout."""
+
+
+NOT_REPEATED = "so its turns cannot be repeated (rollout.branch.replay)"
 
 
 class Deferred(Struct, frozen=True):
@@ -57,6 +68,7 @@ class EnvSession:
         self._ended: str | None = None
         """Why there are no more steps."""
         self._is_closed = False
+        self._log: TurnLog | None = None
 
     @property
     def max_turns(self) -> int:
@@ -71,7 +83,10 @@ class EnvSession:
         with self._failure_is_final():
             if isinstance(self._env, Deferred):
                 self._env = await self._make(self._env)
-            return conversation_of(await self._call("init", self._copied(prompt)))
+            conversation = conversation_of(await self._call("init", self._copied(prompt)))
+        if self._log is not None:
+            self._log.begin(prompt, conversation)
+        return conversation
 
     async def step(self, action: str) -> StepResult:
         """Makes a step. Raises EnvironmentFailure, also for an invalid result or a reward that is not a finite
@@ -82,10 +97,24 @@ class EnvSession:
             result = step_result_of(await self._call("step", action))
         if result.done:
             self._ended = "the episode is over"
+        if self._log is not None:
+            self._log.add(action, _answer(result))
         return result
+
+    def note_turns(self) -> None:
+        """Makes `snapshot` return the turns so far where the environment cannot be copied. Call it before `init`."""
+        self._log = TurnLog()
 
     async def snapshot(self) -> WorldSnapshot:
         """Returns a copy of the environment's state, which goes on by itself as before. Raises NotCopyable."""
+        try:
+            return await self._copy()
+        except NotCopyable:
+            if self._log is None:
+                raise
+            return WorldSnapshot(repeated=self._log.repeated)
+
+    async def _copy(self) -> WorldSnapshot:
         try:
             if self._method("snapshot") is None:
                 check_copyable(self._env, self._name)
@@ -102,12 +131,22 @@ class EnvSession:
     async def restore(self, snapshot: WorldSnapshot) -> None:
         """Begins in the state of a snapshot, in place of `init`. Raises EnvironmentFailure."""
         with self._failure_is_final():
+            if snapshot.repeated is not None:
+                await self._repeat(snapshot.repeated)
+                return
             if snapshot.data is None:
                 self._env = await self._caller.call(f"copying {self._name}", copied, snapshot.twin)
                 return
             if isinstance(self._env, Deferred):
                 self._env = await self._make(self._env)
             await self._call("restore", snapshot.data)
+
+    async def _repeat(self, repeated: RepeatedTurns) -> None:
+        if digest(await self.init(repeated.prompt)) != repeated.opening:
+            raise EnvironmentFailure(f"{self._name} began with other messages than before, {NOT_REPEATED}")
+        for number, (action, expected) in enumerate(repeated.turns, 1):
+            if _answer(await self.step(action)) != expected:
+                raise EnvironmentFailure(f"{self._name} answered turn {number} otherwise than before, {NOT_REPEATED}")
 
     async def grade(self) -> float | None:
         """Returns the reward of an episode that is ended from outside: 0, unless the environment has a `grade` for it.
@@ -199,6 +238,10 @@ class EnvSession:
         except BaseException:  # also when cancelled: the environment may be in the middle of something
             self._ended = "it has failed before"
             raise
+
+
+def _answer(result: StepResult) -> bytes:
+    return digest((result.observations, result.reward, result.done))
 
 
 def _is_tool(found: object) -> TypeGuard[ChatTool]:

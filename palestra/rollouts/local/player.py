@@ -215,6 +215,8 @@ async def _played(
     start: ForkStart | None = None,
 ) -> Rollout:
     session, rollout = context.environments.open(task), turn_sampler.rollout
+    if watcher is not None and context.settings.branch.replay:
+        session.note_turns()
     try:
         played = await play(session, task, turn_sampler, context.settings, turns, watcher=watcher, start=start)
         rollout.metrics, rollout.verdict = await session.metrics(), await session.verdict()

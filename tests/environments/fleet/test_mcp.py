@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from palestra.chat.picture_files import read_pictures
 from palestra.environments.fleet import FleetAttempt, FleetGrade, FleetSettings, FleetTask, FleetTaskEnv, ToolAnswer
 from palestra.environments.fleet.backends.mcp_server import McpBackend
 from palestra.environments.fleet.mcp_client import answer_of
+from palestra.environments.session import EnvSession
 from palestra.types import VisionCard
 from palestra.types.pictures import PictureSizes
 from tests.environments.fleet.conftest import call
@@ -58,6 +60,26 @@ def test_an_episode_at_a_server_of_its_own(tmp_path: Path):
     add = env.tools[0]["function"]
     assert (add["name"], add["parameters"]["required"]) == ("add", ["text"])
     assert add["parameters"]["properties"] == {"text": {"type": "string"}, "times": {"type": "integer"}}
+
+
+def test_an_episode_is_brought_into_the_same_state_in_a_process_of_its_own(tmp_path: Path):
+    async def go() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            first, copy = (EnvSession(notes(tmp_path), pool, timeout_s=30) for _ in range(2))
+            first.note_turns()
+            await first.init([])
+            await first.step(call("add", text="hello"))
+            state = await first.snapshot()
+            await first.step(call("add", text="bye"))
+            assert state.repeated is not None
+            await copy.restore(state)
+            read = [await session.step(call("read")) for session in (first, copy)]
+            assert ["bye" in str(step.observations) for step in read] == [True, False]
+            assert (await copy.step("<done>")).reward == 1.0
+            for session in (first, copy):
+                await session.close()
+
+    asyncio.run(go())
 
 
 def test_pictures_of_tools_are_shown_beside_their_words(tmp_path: Path):

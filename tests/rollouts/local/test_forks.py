@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -63,6 +64,16 @@ class Written(Elsewhere):
         self.turns = len(self.said)
 
 
+class Moody(Elsewhere):
+    """No two of them answer the same."""
+
+    number = itertools.count()
+
+    def step(self, action: str) -> Any:
+        answer = super().step(action)
+        return {**answer, "observations": [{"role": "user", "content": str(next(self.number))}]}
+
+
 class Stubborn(Diary):
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("cannot be copied")
@@ -98,9 +109,11 @@ def tokens_before(rollout: Rollout, turn: int) -> list[int]:
     return rollout.prompt + before + rollout.turns[turn].observation
 
 
-@pytest.mark.parametrize("env", [Diary, Written])
-def test_forks_go_on_from_the_state_before_a_turn(env: type[BaseTextEnv]):
-    group, _ = play(env, at="each_turn", width=2)
+@pytest.mark.parametrize(
+    ("env", "replay"), [(Diary, False), (Written, False), (Written, True), (Elsewhere, True), (Stubborn, True)]
+)
+def test_forks_go_on_from_the_state_before_a_turn(env: type[BaseTextEnv], replay: bool):
+    group, _ = play(env, at="each_turn", width=2, replay=replay)
     for rollout in group.rollouts:
         assert [fork.fork_turn for fork in rollout.forks] == [1, 1, 2, 2, 3, 3]
         for fork in rollout.forks:
@@ -171,6 +184,15 @@ def test_a_world_that_cannot_be_copied_is_played_without_forks_and_says_why(env:
     group, _ = play(env, at="each_turn")
     assert all(one.is_graded and not one.forks for one in group.rollouts)
     assert all(reason in one.not_forked for one in group.rollouts)
+
+
+def test_a_fork_is_not_played_in_a_world_that_answers_otherwise_when_turns_are_repeated():
+    group, _ = play(Moody, at="each_turn", width=1, replay=True)
+    assert all(one.is_graded and not one.not_forked for one in group.rollouts)
+    forks = [fork for one in group.rollouts for fork in one.forks]
+    assert {fork.stop for fork in forks} == {RolloutStop.ENV_INIT_FAILED}
+    assert all("answered turn 1 otherwise than before" in (fork.error or "") for fork in forks)
+    assert not any(fork.is_graded or fork.turns for fork in forks)
 
 
 def test_forks_count_as_rollouts_for_concurrency():
