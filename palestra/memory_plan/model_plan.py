@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
+from palestra.model.errors import UnsupportedModel
+from palestra.model.loading.context_parallel import require_divisible_heads
 from palestra.model.loading.layer_spec import RecurrenceSpec
 from palestra.model.loading.spec import STATE_BYTES, ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
@@ -28,6 +30,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 ADAPTER_COPIES = 4  # weight, gradient, and the two moments of Adam, in float32
 RUNTIME_BYTES = 1 << 30  # CUDA's own, its libraries and kernels, and what the allocator leaves between blocks
 MAX_TOKENS, MIN_TOKENS = 8192, 512
+MAX_GPUS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,9 @@ class MemoryPlan:
     fits: bool
     settings: list[str]
     """Settings with which `palestra serve` uses so much."""
+    shared: list[str]
+    """Where it does not fit: settings with which several such devices have room for a sequence together. Empty: they
+    have none, or one does."""
 
 
 def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> MemoryPlan:
@@ -86,6 +92,8 @@ def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> Me
         checkpointing = "offload"
     training = training_bytes(spec, tokens, item, kind=request.kind, checkpointing=checkpointing)
     total = fixed + training
+    fits = total <= request.memory_bytes
+    shared = [] if fits else _shared_settings(spec, request, room, item)
     return MemoryPlan(
         weights_bytes=weights,
         scratch_bytes=scratch,
@@ -98,9 +106,42 @@ def plan_memory(files: WeightFiles, spec: ModelSpec, request: PlanRequest) -> Me
         micro_batch_tokens=tokens,
         total_bytes=total,
         memory_bytes=request.memory_bytes,
-        fits=total <= request.memory_bytes,
+        fits=fits,
         settings=_settings(request, tokens, checkpointing),
+        shared=shared,
     )
+
+
+def _shared_settings(spec: ModelSpec, request: PlanRequest, room: int, item: int) -> list[str]:
+    """The fewest devices on which `parallel.context` makes room for a sequence, if there are some."""
+    ranks = 2
+    while ranks <= MAX_GPUS and request.kind == "cuda" and _is_divisible(spec, ranks):
+        tokens = max(MIN_TOKENS, -(-request.context // ranks))
+        exchanged = tokens * exchanged_numbers(spec, ranks) * item
+        for checkpointing in (True, "offload"):
+            if training_bytes(spec, tokens, item, checkpointing=checkpointing) + exchanged <= room:
+                devices = [f"models.0.gpus={ranks}", f"models.0.parallel.context={ranks}"]
+                return devices + _settings(request, tokens, checkpointing)
+        ranks *= 2
+    return []
+
+
+def _is_divisible(spec: ModelSpec, ranks: int) -> bool:
+    try:
+        require_divisible_heads(spec, ranks)
+    except UnsupportedModel:
+        return False
+    return True
+
+
+def exchanged_numbers(spec: ModelSpec, context: int) -> int:
+    """Numbers of a token that are on their way from a layer's rows to its heads and back, as sent and as received."""
+    attention = (
+        2 * shape.q_size + 2 * shape.kv_size * max(1, context // shape.n_kv_heads)
+        for shape in (spec.heads[n] for n in (*spec.attention_layers, *spec.kv_sources))
+    )
+    recurrence = (2 * layer.conv_size + 2 * prod(layer.output_shape) for layer in spec.recurrences.values())
+    return 2 * max((*attention, *recurrence), default=0)
 
 
 def weight_bytes(shapes: Mapping[str, tuple[int, ...]], form: Form | None, item: int, *, sees: bool) -> tuple[int, int]:

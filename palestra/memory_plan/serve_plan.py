@@ -17,7 +17,9 @@ from palestra.memory_plan.model_plan import (
     ADAPTER_COPIES,
     DTYPE_BYTES,
     LAYER,
+    MAX_GPUS,
     RUNTIME_BYTES,
+    exchanged_numbers,
     is_product,
     training_bytes,
     weight_bytes,
@@ -35,7 +37,6 @@ from palestra.types import Checkpointing, LoraConfig
 
 LORA_RANK = 32
 MIN_TOKENS = 512
-MAX_GPUS = 64
 FEWER_BITS = ("int8", "nf4")
 SMALL_CACHES = (8 * 4096, 2 * 4096)  # tokens
 GATHERED_LAYERS = 2  # one computes while the next one comes
@@ -147,23 +148,13 @@ def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples
         f"training {tokens} tokens" + (f" of {tokens * context}" if context > 1 else ""): training_bytes(
             own, tokens, item, kind=kind, checkpointing=model.checkpointing
         ),
-        "exchanges of rows": tokens * _exchanged_numbers(own, context) * item if context > 1 else 0,
+        "exchanges of rows": tokens * exchanged_numbers(own, context) * item if context > 1 else 0,
         "sums over ranks": tokens * spec.hidden_size * (tensor * item + 4) if tensor > 1 else 0,
         "runtime": RUNTIME_BYTES if kind == "cuda" else 0,
     }
     if samples:
         parts["KV cache"] = _cache_bytes(model, own, item, kind, room - weights - scratch)
     return {name: size for name, size in parts.items() if size}
-
-
-def _exchanged_numbers(spec: ModelSpec, context: int) -> int:
-    """Numbers of a token that are on their way from a layer's rows to its heads and back, as sent and as received."""
-    attention = (
-        2 * shape.q_size + 2 * shape.kv_size * max(1, context // shape.n_kv_heads)
-        for shape in (spec.heads[n] for n in (*spec.attention_layers, *spec.kv_sources))
-    )
-    recurrence = (2 * layer.conv_size + 2 * prod(layer.output_shape) for layer in spec.recurrences.values())
-    return 2 * max((*attention, *recurrence), default=0)
 
 
 def _cache_bytes(model: ModelConfig, spec: ModelSpec, item: int, kind: str, left: int) -> int:

@@ -121,6 +121,22 @@ def test_a_sequence_is_planned_whole_and_its_activations_are_offloaded_where_onl
     assert "in main memory" in text.output
 
 
+def test_a_sequence_that_no_device_has_room_for_is_divided_among_the_fewest_that_have(tmp_path):
+    folder = write_hollow(tmp_path / "8b", "qwen3-8b")
+    common = ("model", "info", folder, "--plan", "--context", "40960", "--rows", "1")
+    shared = {
+        memory: json.loads(palestra(*common, "--memory", memory, "--json").stdout)["plan"]["shared"]
+        for memory in ("24GB", "30GB", "31GB", "33GB")
+    }
+    assert shared["24GB"] == shared["33GB"] == []  # the cache alone is too large; one device has room
+    assert shared["31GB"][:2] == ["models.0.gpus=2", "models.0.parallel.context=2"]
+    assert shared["30GB"][:2] == ["models.0.gpus=4", "models.0.parallel.context=4"]
+    planned = palestra("serve", "--model", folder, "--dry-run", "--memory", "30GB", *shared["30GB"])
+    assert planned.exit_code == 0, planned.output
+    assert "training 8192 tokens of 32768" in planned.stdout
+    assert f"several such devices: {' '.join(shared['30GB'])}" in palestra(*common, "--memory", "30GB").output
+
+
 def test_states_of_recurrences_count_for_every_chunk_of_a_long_sequence(tmp_path):
     hybrid, plain = (
         ModelSpec.from_folder(write_hollow(tmp_path / shape, shape, family))

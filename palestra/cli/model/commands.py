@@ -229,6 +229,8 @@ def _print_plan(plan: MemoryPlan, rows: int, context: int) -> None:
         click.echo(f"  settings: {' '.join(plan.settings)}")
     else:
         click.echo("  lower --rows or --context, or choose --weights with fewer bits")
+    if plan.shared:
+        click.echo(f"  or divide sequences among several such devices: {' '.join(plan.shared)}")
 
 
 def _experts_text(experts: ExpertFacts) -> str:
