@@ -8,7 +8,7 @@ A row is one run of a world (`worlds/`, which do not change), a method, a learni
 number of sampled tokens after which an evaluation has reached the world's aim. Each method counts at the best of three
 learning rates: the one with which most of the first two seeds arrive, of these the one with the smallest median, and
 where none arrives the one with the best last reward. The other seeds are run at that rate alone. Rows are kept by a
-hash of all that a run depends on, so that the same command goes on where it stopped.
+hash of the world and of what its run's config sets, so that the same command goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ QUICK = {"worlds": ["chain"], "methods": ["grpo", "each_turn"], "lrs": [5e-4], "
 
 class CreditRow(Struct, frozen=True):
     key: str
-    """Hash of the world, the run's config and the seed."""
+    """Hash of the world and of what the run's config sets."""
     job: CreditJob
     result: CreditResult
 
@@ -133,7 +133,7 @@ def jobs_of(args: argparse.Namespace, seeds: Sequence[int]) -> list[CreditJob]:
 
 def key_of(job: CreditJob) -> str:
     world = WORLDS[job.world]
-    config = config_of(job).model_dump(mode="json", exclude={"runs", "name", "card", "server"})
+    config = config_of(job).model_dump(mode="json", exclude_unset=True)
     text = json.dumps([config, world.budget, world.eval_tasks], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
