@@ -131,8 +131,8 @@ class ParallelConfig(Config):
     """Ranks, or groups of `tensor` × `context` ranks, that compute micro-batches at the same time. None: as many as
     `gpus` has room for."""
     shard: PowerOfTwo = 1
-    """Ranks across which the layers of the base model lie, so that each holds a part; it divides `data`. A layer
-    is gathered before it computes."""
+    """Ranks across which the layers of the base model lie, so that each holds a part; it divides `data` × `context`. A
+    layer is gathered before it computes."""
     tensor: PowerOfTwo = 1
     """Ranks that compute every layer together, for sampling and for training: each holds and computes its part of the
     heads and of the feed-forward networks. Fixed for the life of a state folder."""
@@ -313,9 +313,8 @@ class ModelConfig(Config):
             raise ValueError(
                 f"parallel.context × parallel.tensor is {members}, but there are only {ranks} ranks to divide among"
             )
-        for name in ("tensor", "context"):
-            if getattr(parallel, name) > 1 and parallel.shard > 1:
-                raise ValueError(f"parallel.{name} and parallel.shard cannot be combined yet; leave one of them out")
+        if tensor > 1 and parallel.shard > 1:
+            raise ValueError("parallel.tensor and parallel.shard cannot be combined yet; leave one of them out")
         for name, number in (("shard", self.parallel.shard), ("tensor", tensor)):
             if number > 1 and self.weights not in (None, "bf16"):
                 raise ValueError(

@@ -136,7 +136,7 @@ class TorchTrainer:
             share_prefixes=_can_share(decoder) if config.share_prefixes is None else config.share_prefixes,
             context=context,
         )
-        self.gradient_shards = config.gradient_shards
+        self.gradient_shards, self._is_gathered = config.gradient_shards, mesh is not None
         self._has_trees = config.gradient_shards > 1 or tensor is not None or context is not None
         self._trees: dict[Adapter, GradientTree] = {}
         """Gradient trees of the requests that train now, where there are gradient shards or ranks that share every
@@ -228,6 +228,9 @@ class TorchTrainer:
             self._trees[part.data[0].adapter].enter(part.gradient_shard)
         data = [d for part in parts for d in part.data] or self._one_token(train=train)
         done = self.trainer.forward_micro(data, train=train)
+        if not done.results and self._is_gathered:
+            done = self.trainer.forward_micro(self._one_token(train=train), train=train, alone=True)
+            return Forward([[] for _ in parts], done if train else None)
         results = iter(done.results)
         found = [[_done(result) for result in islice(results, len(part.data))] for part in parts]
         return Forward(found, done if train else None)
@@ -236,8 +239,8 @@ class TorchTrainer:
         self.trainer.backward(forward.pending)
 
     def _one_token(self, *, train: bool) -> list[Prepared]:
-        """Runs one token on a rank without a part of its own, whose share of the base model other ranks wait for. Its
-        gradient goes to an adapter without an owner."""
+        """Runs one token on a rank that computes nothing of a part, whose share of the base model other ranks wait for.
+        Its gradient goes to an adapter without an owner."""
         if self._spare is None:
             self._spare = self.pool.create(LoraConfig(rank=1, train_mlp=False, train_unembed=False, seed=0))
         self.pool.discard_gradient(self._spare)

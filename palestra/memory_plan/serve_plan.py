@@ -195,7 +195,7 @@ def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
     is_plain = model.weights in (None, "bf16")
     samples_here = model.sampler == "torch" and model.replicas is None
     can_share = is_plain and samples_here and parallel.shard == 1
-    can_shard = is_plain and parallel.members == 1
+    can_shard = is_plain and parallel.tensor == 1
     bases: list[dict[str, Any]] = [{}]
     context = parallel.context
     for tensor in _powers(2 * parallel.tensor, ranks // context) if can_share else ():

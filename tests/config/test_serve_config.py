@@ -76,6 +76,7 @@ def test_a_worker_is_told_every_setting_there_is(tmp_path):
         ({"device": "cpu", "parallel": {"tensor": 2}}, ("cpu", "cpu")),
         ({"gpus": 4, "parallel": {"tensor": 2}}, ("cuda:0", "cuda:1", "cuda:2", "cuda:3")),
         ({"device": "cpu", "parallel": {"context": 2, "data": 2}}, ("cpu",) * 4),
+        ({"device": "cpu", "parallel": {"context": 2, "shard": 2}}, ("cpu",) * 2),
         ({"gpus": 2, "parallel": {"context": 2}, "weights": "nf4", "gradient_shards": 1}, ("cuda:0", "cuda:1")),
     ],
 )
@@ -97,7 +98,6 @@ def test_ranks_go_to_devices(tmp_path, given, devices):
         ({"gpus": 2, "parallel": {"context": 2, "tensor": 2}}, "context × parallel.tensor is 4, but there are only 2"),
         ({"gpus": 2, "parallel": {"context": 2, "data": 2}}, "data × parallel.context is 4, but gpus has 2; make them"),
         ({"parallel": {"context": 2}}, "set gpus=2 as well, or device=cpu"),
-        ({"gpus": 2, "parallel": {"context": 2, "shard": 2}}, "context and parallel.shard cannot be combined yet"),
         (
             {"gpus": 2, "gradient_shards": 8, "parallel": {"shard": 2}, "weights": "nf4"},
             "nf4 weights cannot be divided",

@@ -26,10 +26,12 @@ def model(random_model: Any) -> Path:
     return random_model(overrides={"num_attention_heads": 8, "num_key_value_heads": 4})
 
 
-def group(drivers: Drivers, model: Path, context: int, data: int = 1, tensor: int = 1, **options: Any) -> Driver:
+def group(
+    drivers: Drivers, model: Path, context: int, data: int = 1, tensor: int = 1, shard: int = 1, **options: Any
+) -> Driver:
     ranks = context * data * tensor
     devices = ("cpu",) * ranks if ranks > 1 else ()
-    shape = {"devices": devices, "context": context, "tensor": tensor}
+    shape = {"devices": devices, "context": context, "tensor": tensor, "shard": shard}
     options = {"micro_batch_tokens": 48, "gradient_shards": 8, "threads": 1, "device": "cpu", **options}
     driver = drivers(model, **shape, **options)
     driver.start()
@@ -46,12 +48,12 @@ def trained(driver: Driver) -> tuple[Path, list[Any]]:
 
 
 @pytest.mark.parametrize(
-    "shapes",  # context, data and tensor; the second is the first again, or on more groups
-    [((2, 1, 1), (2, 1, 1)), ((2, 1, 1), (2, 2, 1)), ((4, 1, 1),), ((2, 1, 2), (2, 1, 2))],
-    ids=["twice", "two groups", "four ranks", "with tensor"],
+    "shapes",  # context, data, tensor and shard; the second is the first, recomputed and in other places
+    [((2, 1, 1), (2, 1, 1, 2)), ((2, 1, 1), (2, 2, 1, 4)), ((2, 1, 1), (2, 2, 1)), ((4,),), ((2, 1, 2), (2, 1, 2))],
+    ids=["divided base", "divided base of two groups", "two groups", "four ranks", "with tensor"],
 )
 def test_training_ends_near_one_process_and_at_the_same_bits_every_time(
-    drivers: Drivers, model: Path, shapes: tuple[tuple[int, int, int], ...]
+    drivers: Drivers, model: Path, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
     alone = group(drivers, model, 1)
     expected, losses = trained(alone)
@@ -59,7 +61,7 @@ def test_training_ends_near_one_process_and_at_the_same_bits_every_time(
     end(alone)
     found = []
     for shape in shapes:
-        driver = group(drivers, model, *shape)
+        driver = group(drivers, model, *shape, checkpointing=bool(found))
         found.append(trained(driver))
         for ours, theirs in zip(sample_all(driver, expected), samples, strict=True):
             assert [one.tokens for one in ours.sequences] == [one.tokens for one in theirs.sequences]

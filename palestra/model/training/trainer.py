@@ -120,13 +120,14 @@ class Trainer:
             results.update(zip(batch.numbers, done.results, strict=True))
         return [results[i] for i in range(len(items))]
 
-    def forward_micro(self, batch: Sequence[Prepared], *, train: bool) -> ForwardPass:
+    def forward_micro(self, batch: Sequence[Prepared], *, train: bool, alone: bool = False) -> ForwardPass:
         """One micro-batch forward. With `train` the unembedding's gradient is already added on the way, because
         its logits exist only here; `backward` must follow. Of a micro-batch that is too small for all processes of a
-        context group the first has the results, and the others compute nothing."""
+        context group the first has the results, and the others compute nothing. `alone`: this process is asked by
+        itself."""
         trees = grow_trees(batch, share=self.share_prefixes)
         done, divided = ForwardPass([], {}, [], None, None), None
-        if self.context is not None:
+        if self.context is not None and not alone:
             divided = self.context.divide(trees.rows)
             if divided is None and self.context.rank > 0:
                 return done
