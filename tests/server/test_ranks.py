@@ -133,9 +133,11 @@ def test_a_request_that_one_rank_does_not_survive_is_given_up_and_everybody_goes
     client = server.client()
     model = client.create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=3)
     other = client.create_lora_training_client(base_model="Qwen/Qwen3-8B", rank=4, seed=5)
-    tokens = [POISON] * 40
-    inputs: Any = {"target_tokens": tokens, "weights": [1.0] * 40}
-    deadly = [types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs)] * 4
+    deadly = []
+    for n in range(4):  # nothing is shared, so that each rank gets some of them
+        tokens = [5 + n, *[POISON] * 39]
+        inputs: Any = {"target_tokens": tokens, "weights": [1.0] * 40}
+        deadly.append(types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs=inputs))
     before = model.forward_backward(batch(0), "cross_entropy")
     odd = model.forward_backward(deadly, "cross_entropy")
     after = model.optim_step(types.AdamParams(learning_rate=1e-3))
