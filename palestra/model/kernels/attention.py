@@ -30,11 +30,15 @@ KEY_SPLIT = 512  # the join costs little at this length, and a long context has 
 class Launch:
     """What a head's width and a card leave open; results do not depend on it, gradients only in their last digits."""
 
-    stages: int = 2
     warps: int = 4
     """For 64 rows of a tile."""
+    stages: int = 2
     few_warps: int = 2
     """For fewer rows."""
+    few_stages: int = 2
+    """With one stage, wide tiles are loaded through registers that they overflow: up to 15 times slower."""
+    query_gradient: tuple[int, int] = (4, 2)
+    """Warps and stages where the gradient of queries is computed, for 64 rows of a tile."""
     gradient_keys: int = KEY_BLOCK
     """Keys of a block in the gradient."""
     gradient_rows: int | None = None
@@ -48,13 +52,17 @@ class Launch:
         if dim <= 128:
             return cls()
         if dim > 256:
-            return cls(stages=1, warps=8, few_warps=4, gradient_keys=32, gradient_rows=32, gradient_stages=1)
+            few = 2 if kernels.is_roomy(device) else 1
+            return cls(8, 1, 4, few, (8, 1), gradient_keys=32, gradient_rows=32, gradient_stages=1)
         if kernels.is_roomy(device):
-            return cls(warps=8, gradient_stages=1)
-        return cls(stages=1, gradient_keys=32, gradient_rows=32, gradient_stages=1)
+            return cls(4, 3, 4, 2, (8, 2), gradient_stages=1)
+        return cls(4, 1, 2, 1, (4, 1), gradient_keys=32, gradient_rows=32, gradient_stages=1)
 
-    def warps_for(self, rows: int) -> int:
-        return 8 if rows >= 128 else self.warps if rows >= 64 else self.few_warps
+    def options(self, rows: int) -> dict[str, int]:
+        """Of a launch whose tiles have so many rows."""
+        if rows < 64:
+            return {"num_warps": self.few_warps, "num_stages": self.few_stages}
+        return {"num_warps": 8 if rows >= 128 else self.warps, "num_stages": self.stages}
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,8 +480,7 @@ def attend(
             PAGED=is_paged,
             WITH_LSE=sums is not None,
             SHARED_STEP=shared.rows.shape[1] if shared else 0,
-            num_warps=launch.warps_for(tiles.rows),
-            num_stages=launch.stages,
+            **launch.options(tiles.rows),
         )
 
 
@@ -491,8 +498,7 @@ def attend_once(q: Tensor, k: Tensor, v: Tensor, keys: KeySource, kv_heads: int,
             BLOCK=KEY_BLOCK,
             SPLIT=KEY_SPLIT,
             PAGE_SIZE=keys.page_size,
-            num_warps=launch.warps,
-            num_stages=launch.stages,
+            **launch.options(shared.tile_rows),
         )
 
 
@@ -592,8 +598,8 @@ class _AttendPacked(Function):
             ),
             **shape,
             R=ctx.tiles.rows,
-            num_warps=launch.warps_for(ctx.tiles.rows),
-            num_stages=launch.stages,
+            num_warps=8 if ctx.tiles.rows >= 128 else launch.query_gradient[0],
+            num_stages=launch.query_gradient[1],
         )
         _keys_gradient_kernel[(len(ctx.key_blocks), n_keys)](
             *(q, k, values, d_out, sums, delta, dk, d_values, ctx.key_blocks, *trees[1:], width**-0.5),
@@ -601,7 +607,7 @@ class _AttendPacked(Function):
             GROUPS=ctx.kv_heads // n_keys,
             **shape,
             R=rows,
-            num_warps=8 if dim > 128 else launch.warps_for(rows),
+            num_warps=8 if dim > 128 or rows >= 128 else 4,
             num_stages=launch.gradient_stages,
         )
         return dq, dk, dv, None, None, None, None, None, None, None

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from palestra.model.quantised.forms import Form, FormName, levels
+
 BLOCK = 2048
-_tables: dict[tuple[int, torch.device], Tensor] = {}
+_tables: dict[tuple[FormName, torch.device], Tensor] = {}
 
 
 @triton.jit
@@ -27,16 +29,20 @@ def _dequantise_kernel(codes, scales, table, out, n, GROUP: tl.constexpr, PER_BY
     tl.store(out + i, (level * scale).to(out.dtype.element_ty), mask=real)
 
 
-def dequantise(codes: Tensor, scales: Tensor, table: Tensor, out: Tensor) -> None:
-    """`out` is the table's number for each code, times its group's scale. All are contiguous."""
-    key = (id(table), out.device)
-    if key not in _tables:
-        _tables[key] = table.to(out.device)
+def table_on(form: Form, device: torch.device) -> Tensor:
+    """The number of each code of a form, on the device."""
+    if (form.name, device) not in _tables:
+        _tables[form.name, device] = levels(form.name).to(device)
+    return _tables[form.name, device]
+
+
+def dequantise(codes: Tensor, scales: Tensor, form: Form, out: Tensor) -> None:
+    """`out` is the form's number for each code, times its group's scale. All are contiguous."""
     n = out.numel()
     _dequantise_kernel[(triton.cdiv(n, BLOCK),)](
         codes.contiguous().view(torch.uint8),
         scales.contiguous(),
-        _tables[key],
+        table_on(form, out.device),
         out,
         n,
         GROUP=n // scales.numel(),

@@ -24,7 +24,7 @@ from palestra.model import kernels
 from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.buckets import BucketedLora, RowRun
 from palestra.model.lora.layout import UNEMBED, SiteName
-from palestra.model.quantised.packed import FrozenWeight, dense
+from palestra.model.quantised.packed import FrozenWeight, PackedWeight, dense
 
 if TYPE_CHECKING:
     from palestra.model.kernels.lora import ExpertTiles
@@ -131,6 +131,8 @@ def lora_linear(x: Tensor, weight: FrozenWeight, bias: Tensor | None, name: Site
 
 def frozen_linear(x: Tensor, weight: FrozenWeight, bias: Tensor | None) -> Tensor:
     """x W^T + b. On a GPU a single row is computed as two: alone it would go to a kernel that adds in another order."""
+    if isinstance(weight, PackedWeight) and weight.is_read_in_place(x):
+        return weight.linear(x, bias)
     if x.is_cuda and len(x) == 1:
         return linear(x.expand(2, -1), dense(weight), bias)[:1]
     return linear(x, dense(weight), bias)

@@ -74,6 +74,21 @@ class PackedWeight:
         """One weight of a stack, or some of them."""
         return replace(self, codes=self.codes[index], scales=self.scales[index])
 
+    def is_read_in_place(self, x: Tensor) -> bool:
+        """Whether a product with rows x reads the codes: few rows on a GPU. The bits are those of the weight written
+        out."""
+        if not kernels.can_run(x.device, x.dtype) or x.dtype != self.dtype:
+            return False
+        from palestra.model.kernels.packed_linear import is_worth_it
+
+        return is_worth_it(len(x), len(self.codes), self.form)
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x W^T + bias, by the codes."""
+        from palestra.model.kernels.packed_linear import packed_linear
+
+        return packed_linear(x, self.codes, self.scales, self.form, bias)
+
     def dense(self, only: Sequence[int] | None = None) -> Tensor:
         """The weight written out: good until another one of the same model is. Of a stack, `only` these: the others
         are whatever was there before."""
@@ -128,7 +143,7 @@ def dequantise(codes: Tensor, scales: Tensor, form: Form, out: Tensor) -> None:
     if kernels.can_run_on(out.device):
         from palestra.model.kernels.dequantise import dequantise as run
 
-        run(codes, scales, levels(form.name), out)
+        run(codes, scales, form, out)
         return
     scales = scales.reshape(-1, 1)
     codes, out = codes.reshape(len(scales), -1), out.view(len(scales), -1)

@@ -171,6 +171,8 @@ def experts(n_rows: int, n_experts: int, per_token: int, width: int, size: int, 
     from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
     from palestra.model.kernels.routing import choose, sort_pairs
     from palestra.model.loading.layer_spec import ExpertsSpec
+    from palestra.model.quantised.forms import FORMS, packed_shapes
+    from palestra.model.quantised.packed import PackedWeight
 
     spec = ExpertsSpec(n_experts, per_token, size, normalises=True, **options)
     x, bias = numbers(n_rows, width), numbers(n_experts, dtype=WIDE)
@@ -190,6 +192,11 @@ def experts(n_rows: int, n_experts: int, per_token: int, width: int, size: int, 
         if lora is not None:
             u = Inner(None, products.shrink(activated, down, of_rows=False))
         out = products.product(activated, back, None, down, u, of_rows=False)
+        for form in FORMS.values():
+            (codes, scales), dtype = packed_shapes(form, n_experts * 2 * size, width)
+            made = torch.zeros(codes, dtype=dtype), numbers(*scales, dtype=WIDE)
+            stack = PackedWeight(form, *(one.unflatten(0, (n_experts, -1)) for one in made), HALF)
+            products.product(x, stack, None, up, t, of_rows=True)
         y = sum_pairs(out, pairs.places, weights)
         weigh_gradient(activated, activated, pairs.order, weights)
         add_gated(y, y, x, numbers(1, width))
@@ -203,12 +210,15 @@ def optimizer() -> None:
 
 def dequantise() -> None:
     from palestra.model.kernels.dequantise import dequantise
-    from palestra.model.quantised.forms import FORMS, levels, packed_shapes
+    from palestra.model.kernels.packed_linear import packed_linear
+    from palestra.model.quantised.forms import FORMS, packed_shapes
 
     for form in FORMS.values():
         (codes, scales), dtype = packed_shapes(form, 256, 4096)
-        out = numbers(256, 4096)
-        dequantise(torch.zeros(codes, dtype=dtype), numbers(*scales, dtype=WIDE), levels(form.name), out)
+        packed = torch.zeros(codes, dtype=dtype), numbers(*scales, dtype=WIDE), form
+        dequantise(*packed, numbers(256, 4096))
+        for rows in (1, 64):
+            packed_linear(numbers(rows, 4096), *packed, numbers(256))
 
 
 def spans_of(lengths: list[int]) -> tuple[Tensor, Any]:
