@@ -171,8 +171,6 @@ def experts(n_rows: int, n_experts: int, per_token: int, width: int, size: int, 
     from palestra.model.kernels.lora import TILE_ROWS, LoraTiles, SiteShape
     from palestra.model.kernels.routing import choose, sort_pairs
     from palestra.model.loading.layer_spec import ExpertsSpec
-    from palestra.model.quantised.forms import FORMS, packed_shapes
-    from palestra.model.quantised.packed import PackedWeight
 
     spec = ExpertsSpec(n_experts, per_token, size, normalises=True, **options)
     x, bias = numbers(n_rows, width), numbers(n_experts, dtype=WIDE)
@@ -192,11 +190,6 @@ def experts(n_rows: int, n_experts: int, per_token: int, width: int, size: int, 
         if lora is not None:
             u = Inner(None, products.shrink(activated, down, of_rows=False))
         out = products.product(activated, back, None, down, u, of_rows=False)
-        for form in FORMS.values():
-            (codes, scales), dtype = packed_shapes(form, n_experts * 2 * size, width)
-            made = torch.zeros(codes, dtype=dtype), numbers(*scales, dtype=WIDE)
-            stack = PackedWeight(form, *(one.unflatten(0, (n_experts, -1)) for one in made), HALF)
-            products.product(x, stack, None, up, t, of_rows=True)
         y = sum_pairs(out, pairs.places, weights)
         weigh_gradient(activated, activated, pairs.order, weights)
         add_gated(y, y, x, numbers(1, width))
