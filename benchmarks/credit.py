@@ -41,17 +41,18 @@ def forking(groups: int, size: int = 8, **branch: object) -> JsonObject:
     return {"rollout": {"groups_per_step": groups, "group_size": size, "branch": branch}}
 
 
-CHAIN_METHODS = GRPO | {
+PLAIN: dict[str, JsonObject] = GRPO | {"mean_baseline": {}}
+CHAIN_METHODS = PLAIN | {
     "each_turn": forking(1, 4, at="each_turn", width=1),
     "late": forking(1, at="fixed", turns=[7], width=2),
     "uncertain": forking(1, at="uncertain", points=1, width=2),
 }
 METHODS: dict[str, dict[str, JsonObject]] = {
-    "chain": CHAIN_METHODS | {"mean_baseline": {}},
+    "chain": CHAIN_METHODS,
     "told": GRPO | {"turn": TURN},
     "corridor": CHAIN_METHODS | {"state": STATE},
     "locks": CHAIN_METHODS,
-    "stockroom": GRPO
+    "stockroom": PLAIN
     | {
         "state": STATE,
         "each_turn": forking(2, at="each_turn", width=1),
@@ -59,7 +60,8 @@ METHODS: dict[str, dict[str, JsonObject]] = {
     },
 }
 """By world. In `chain` and `locks` all rollouts are in the same state at a turn, so that comparing states is comparing
-rollouts; only `told` rewards turns. `mean_baseline` is GRPO without the division by the standard deviation."""
+rollouts; only `told` rewards turns. `mean_baseline` is GRPO without the division by the standard deviation,
+which the methods that give credit do not do either."""
 ALL_METHODS = tuple(dict.fromkeys(chain.from_iterable(METHODS.values())))
 CHAIN_LRS = (2.5e-4, 5e-4, 1e-3)
 LRS = dict.fromkeys(METHODS, CHAIN_LRS) | {"stockroom": (1e-3, 2e-3, 4e-3)}
