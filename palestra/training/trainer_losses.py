@@ -28,7 +28,7 @@ def sapo(
     """Soft adaptive policy optimisation: the pull of a token fades with its distance from the old policy instead of
     being cut off; that of negative advantages fades sooner."""
     ratios, advantages = _ratios(logprobs, sequences), torch.cat([one.advantages for one in sequences])
-    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
     gate = 4 / tau * torch.sigmoid(tau * (torch.cat(ratios) - 1))
     return -(gate * advantages).sum(), {}
 

@@ -38,7 +38,7 @@ def test_sapo_is_its_formula(rows):
         for own, old, sampled in tokens:
             if sampled:
                 expected -= advantage * 4 / tau / (1 + math.exp(-tau * (math.exp(own - old) - 1)))
-    assert sapo(*laid_out(rows))[0].item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert sapo(*laid_out(rows))[0].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @given(SEQUENCES)
@@ -52,7 +52,7 @@ def test_gmpo_is_its_formula(rows):
         kept = [min(move, 0.4) if advantage > 0 else max(move, -0.4) for move in moves]
         mean = math.exp(sum(kept) / len(kept))
         expected -= advantage * len(moves) * mean
-    assert gmpo(*laid_out(rows))[0].item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert gmpo(*laid_out(rows))[0].item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.parametrize("loss", [sapo, gmpo])

@@ -67,7 +67,7 @@ def test_only_draws_that_rounding_could_move_are_decided_by_the_row_alone(temper
 
 @pytest.mark.parametrize("size", [16, 4096])
 def test_few_draws_are_near_to_another_token_whatever_the_vocabulary(size: int):
-    n = 4000
+    n = 1000
     asked = []
 
     def alone(number: int) -> torch.Tensor:
@@ -75,7 +75,7 @@ def test_few_draws_are_near_to_another_token_whatever_the_vocabulary(size: int):
         return torch.zeros(1, size)
 
     draw_on_device(torch.zeros(n, size), [row(seed=s) for s in range(n)], logits_alone=alone)
-    assert len(asked) <= 4  # 0.4 expected
+    assert len(asked) <= 2  # 0.1 expected
 
 
 @examples(200)
