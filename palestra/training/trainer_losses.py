@@ -27,9 +27,9 @@ def sapo(
 ) -> LossFound:
     """Soft adaptive policy optimisation: the pull of a token fades with its distance from the old policy instead of
     being cut off; that of negative advantages fades sooner."""
-    ratios, advantages = _ratios(logprobs, sequences), torch.cat([one.advantages for one in sequences])
-    tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
-    gate = 4 / tau * torch.sigmoid(tau * (torch.cat(ratios) - 1))
+    ratios, advantages = torch.cat(_ratios(logprobs, sequences)), torch.cat([one.advantages for one in sequences])
+    tau = torch.full_like(ratios, tau_negative).masked_fill(advantages > 0, tau_positive)
+    gate = 4 / tau * torch.sigmoid(tau * (ratios - 1))
     return -(gate * advantages).sum(), {}
 
 
