@@ -49,7 +49,7 @@ CHAIN_METHODS = PLAIN | {
 }
 METHODS: dict[str, dict[str, JsonObject]] = {
     "chain": CHAIN_METHODS,
-    "told": GRPO | {"turn": TURN},
+    "turn_rewards": GRPO | {"turn": TURN},
     "corridor": CHAIN_METHODS | {"state": STATE},
     "locks": CHAIN_METHODS,
     "stockroom": PLAIN
@@ -60,7 +60,7 @@ METHODS: dict[str, dict[str, JsonObject]] = {
     },
 }
 """By world. In `chain` and `locks` all rollouts are in the same state at a turn, so that comparing states is comparing
-rollouts; only `told` rewards turns. `mean_baseline` is GRPO without the division by the standard deviation,
+rollouts; only `turn_rewards` rewards turns. `mean_baseline` is GRPO without the division by the standard deviation,
 which the methods that give credit do not do either."""
 ALL_METHODS = tuple(dict.fromkeys(chain.from_iterable(METHODS.values())))
 CHAIN_LRS = (2.5e-4, 5e-4, 1e-3)

@@ -64,7 +64,7 @@ class World(Struct, frozen=True):
 
 WORLDS = {
     "chain": World("worlds.chain:Chain", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
-    "told": World("worlds.chain:ToldChain", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
+    "turn_rewards": World("worlds.chain:TurnRewardChain", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
     "corridor": World("worlds.chain:Corridor", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
     "locks": World("worlds.chain:Locks", CHAIN_ROLLOUT, budget=24_000, eval_tasks=32),
     "stockroom": World(

@@ -51,7 +51,7 @@ class Chain(BaseTextEnv):
         return [{"id": f"{split}-{number}", "prompt": [{"role": "user", "content": PROMPT}]} for number in range(TASKS)]
 
 
-class ToldChain(Chain):
+class TurnRewardChain(Chain):
     """The same sum, but each turn has the reward of its own door."""
 
     def _reward(self, is_over: bool) -> float:

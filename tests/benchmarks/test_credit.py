@@ -65,7 +65,7 @@ def test_the_chains_reward_at_the_end_but_for_the_one_that_tells(credit: ModuleT
     assert asyncio.run(play("Chain", chain.RIGHT)) == [0.0] * 11 + [1.0]
     assert asyncio.run(play("Chain", "x" + chain.RIGHT[1:])) == [0.0] * 11 + [pytest.approx(11 / 12)]
     assert asyncio.run(play("Chain", "0" * 12))[-1] == 0.5
-    assert asyncio.run(play("ToldChain", wrong[:3] + chain.RIGHT[3:])) == [0.0] * 3 + [1 / 12] * 9
+    assert asyncio.run(play("TurnRewardChain", wrong[:3] + chain.RIGHT[3:])) == [0.0] * 3 + [1 / 12] * 9
     assert asyncio.run(play("Corridor", chain.RIGHT[:4] + wrong[4:])) == [0.0] * 4 + [pytest.approx(4 / 12)]
     assert asyncio.run(play("Corridor", chain.RIGHT))[-1] == 1.0
     locked = [chain.RIGHT[n] if n in chain.LOCKED else wrong[n] for n in range(12)]

@@ -51,23 +51,27 @@ def ranks_of(server: Any) -> list[psutil.Process]:
     return [first, *first.children()]
 
 
+def train_while_ranks_die(server: Any, steps: int, kills: int) -> Run:
+    """Any rank is killed while it computes, before so many of the steps."""
+    rng, killed = random.Random(0), [0]
+    moments = set(rng.sample(range(steps), kills))
+
+    def disturb(step: int) -> None:
+        if step in moments:
+            killed.append(server.wait_worker(other_than=killed[-1]))  # the last kill may not have been noticed yet
+            time.sleep(rng.uniform(0.0, 0.15))
+            rng.choice(ranks_of(server)).kill()
+
+    return train(server.client(), steps, disturb)
+
+
 def test_ranks_killed_at_any_moment_end_at_the_bits_of_one_process(make_server: MakeServer) -> None:
     alone = make_server(*RANKS)
     expected = train(alone.client(), STEPS)
     bits = weights(alone, expected)
     assert alone.stop() == 0
     server = make_server(*RANKS, "models.0.parallel.data=2", "models.0.snapshot_every_s=0.5")
-    rng = random.Random(0)
-    moments = set(rng.sample(range(STEPS), KILLS))
-    killed = [0]
-
-    def disturb(step: int) -> None:
-        if step in moments:
-            killed.append(server.wait_worker(other_than=killed[-1]))  # the last kill may not have been noticed yet
-            time.sleep(rng.uniform(0.0, 0.15))  # while it computes
-            rng.choice(ranks_of(server)).kill()
-
-    run = train(server.client(), STEPS, disturb)
+    run = train_while_ranks_die(server, STEPS, KILLS)
     assert run.losses == expected.losses
     assert_same_bits(weights(server, run), bits)
     assert f'reason="died"}} {KILLS}.0' in server.metrics()

@@ -3,7 +3,6 @@ and at most a pause when one of the two dies."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ import tinker
 from tinker import types
 
 from tests.server.test_faults import assert_same_bits, weights
-from tests.server.test_ranks import RANKS, ranks_of, train
+from tests.server.test_ranks import RANKS, ranks_of, train, train_while_ranks_die
 
 pytestmark = pytest.mark.distributed
 
@@ -59,16 +58,7 @@ def test_clients_get_the_tokens_and_weights_of_one_process_whichever_rank_dies(m
     assert calm.stop() == 0
 
     server = make_server(*TENSOR, "models.0.snapshot_every_s=0.5")
-    rng, killed = random.Random(0), [0]
-    moments = set(rng.sample(range(STEPS), KILLS))
-
-    def disturb(step: int) -> None:
-        if step in moments:
-            killed.append(server.wait_worker(other_than=killed[-1]))
-            time.sleep(rng.uniform(0.0, 0.15))  # while it computes
-            rng.choice(ranks_of(server)).kill()
-
-    disturbed = train(server.client(), STEPS, disturb)
+    disturbed = train_while_ranks_die(server, STEPS, KILLS)
     assert disturbed.losses == undisturbed.losses
     assert_same_bits(weights(server, disturbed), bits)
     assert server.stop() == 0

@@ -44,5 +44,12 @@ def is_roomy(device: torch.device | str) -> bool:
 
 
 @cache
+def is_hopper(device: torch.device | str) -> bool:
+    """Whether tiles are multiplied as on Hopper, where their rounding was compared with cuBLASLt's. The interpreter
+    counts as such a card."""
+    return torch.device(device).type != "cuda" or torch.cuda.get_device_capability(device)[0] == 9
+
+
+@cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None

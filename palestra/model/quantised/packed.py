@@ -75,9 +75,9 @@ class PackedWeight:
         return replace(self, codes=self.codes[index], scales=self.scales[index])
 
     def is_read_in_place(self, x: Tensor) -> bool:
-        """Whether a product with rows x reads the codes: few rows on a GPU. The bits are those of the weight written
-        out."""
-        if not kernels.can_run(x.device, x.dtype) or x.dtype != self.dtype:
+        """Whether a product with rows x reads the codes: few rows on a Hopper card, where the bits are those of the
+        weight written out. Other cards may round otherwise, and older ones do not know 8-bit floats."""
+        if not kernels.can_run(x.device, x.dtype) or x.dtype != self.dtype or not kernels.is_hopper(x.device):
             return False
         from palestra.model.kernels.packed_linear import is_worth_it
 
