@@ -3,6 +3,7 @@
     python benchmarks/prefixes.py --quick
     python benchmarks/prefixes.py --rows group,branches,nothing --json
     python benchmarks/prefixes.py --device cuda --shape qwen3-4b
+    python benchmarks/prefixes.py --device cuda --rows turns --rounds 2
 
 Tokens a second are those of the data: what is shared counts for each datum that has it.
 
@@ -10,29 +11,37 @@ Tokens a second are those of the data: what is shared counts for each datum that
 | --- | --- |
 | group | prompts with 16 answers each, as a step of GRPO has them |
 | branches | conversations of 8 turns, each turn a datum: it reads what was said before, but not what was thought |
+| turns | the shell agent as recorded (`traces/record.py`), groups of 16 rollouts, up to 8 turns: each turn is a datum |
+| rollouts | the same, each rollout a datum |
 | nothing | the answers' lengths, with prompts of their own |
 """
 
 from __future__ import annotations
 
+import json
+import lzma
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from harness import Progress, Report, Row, alternate, argument_parser, machine, report, some_of, versions
+from numpy.typing import NDArray
 
 from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
 from palestra.model.numerics import set_numerics
 from palestra.testing.random_model import SHAPES, make_random_model
 from palestra.types import Datum, LoraConfig
 
-ROWS = ("group", "branches", "nothing")
+ROWS = ("group", "branches", "turns", "rollouts", "nothing")
+TRACE = Path(__file__).parent / "traces" / "shell_agent.json.xz"
 TURNS = 8
 RANK = 32
+
+Tokens = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +50,15 @@ class Size:
     prompt: int
     answers: int
     answer: int
+    groups: int
+    """Of the trace."""
     goals: dict[str, float]
     """The least ratio of each row."""
 
 
-CPU = Size(8, 512, 16, 64, {"group": 3.0, "nothing": 0.97})
-QUICK = Size(2, 512, 16, 64, {})
-GPU = Size(32, 1024, 16, 256, {"group": 2.8, "branches": 2.5, "nothing": 0.97})
+CPU = Size(8, 512, 16, 64, 1, {"group": 3.0, "nothing": 0.97})
+QUICK = Size(2, 512, 16, 64, 1, {})
+GPU = Size(32, 1024, 16, 256, 6, {"group": 2.8, "branches": 2.5, "turns": 2.5, "nothing": 0.97})
 
 
 def main() -> None:
@@ -138,17 +149,52 @@ def branches(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
     return made
 
 
+def turns(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
+    """As clients send them that make a datum of each call of the model: it reads all turns before."""
+    made = []
+    for prompt, rollout in recorded_rollouts(rng, vocab, size):
+        read = prompt
+        for observation, answer in rollout:
+            read = np.concatenate([read, observation])
+            made.append(datum(read, answer))
+            read = np.concatenate([read, answer])
+    return made
+
+
+def rollouts(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
+    """As our trainer sends them: turns that continue each other are one datum."""
+    made = []
+    for prompt, rollout in recorded_rollouts(rng, vocab, size):
+        parts = [prompt, *(part for turn in rollout for part in turn)]
+        is_sampled = [n > 0 and n % 2 == 0 for n in range(len(parts))]
+        weights = np.concatenate([np.full(len(p), s, np.float32) for p, s in zip(parts, is_sampled, strict=True)])
+        made.append(weighted(np.concatenate(parts), weights[1:]))
+    return made
+
+
+def recorded_rollouts(rng: np.random.Generator, vocab: int, size: Size) -> Iterator[tuple[Tokens, list[list[Tokens]]]]:
+    """Prompts and turns of rollouts of the trace; its token ids are others of this vocabulary, each always the same."""
+    ids = rng.permutation(vocab)
+    for group in json.loads(lzma.decompress(TRACE.read_bytes()))[: size.groups]:
+        for rollout in group["rollouts"]:
+            turns = [[ids[np.array(part, np.int64)] for part in turn] for turn in rollout]
+            yield ids[np.array(group["prompt"])], turns
+
+
 def nothing(rng: np.random.Generator, vocab: int, size: Size) -> list[Datum]:
     lengths = rng.integers(size.answer, size.prompt + size.answer, size.prompts * size.answers // 2)
     return [datum(rng.integers(0, vocab, n - n // 2), rng.integers(0, vocab, n // 2)) for n in lengths]
 
 
-DATA = {"group": group, "branches": branches, "nothing": nothing}
+DATA = {"group": group, "branches": branches, "turns": turns, "rollouts": rollouts, "nothing": nothing}
 
 
-def datum(prompt: np.ndarray, answer: np.ndarray) -> Datum:
+def datum(prompt: Tokens, answer: Tokens) -> Datum:
     tokens = np.concatenate([prompt, answer])
-    weights = (np.arange(1, len(tokens)) >= len(prompt)).astype(np.float32)
+    return weighted(tokens, (np.arange(1, len(tokens)) >= len(prompt)).astype(np.float32))
+
+
+def weighted(tokens: Tokens, weights: NDArray[np.float32]) -> Datum:
     return Datum.of_tokens(tokens[:-1].tolist(), target_tokens=encode(tokens[1:]), weights=encode(weights))
 
 
