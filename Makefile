@@ -26,7 +26,7 @@ COOKBOOK_TORCH_PIP := $(COOKBOOK_PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_IN
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation clients lightning trl vllm llama-cpp check format bench soak house docs test-docs deploy-check release clean
+.PHONY: help venv test test-slow test-gpu test-e2e test-distributed test-ray test-storage test-agents agents nemo-gym test-ui screenshots demo cookbook cookbook-distillation cookbook-prefixes clients lightning trl vllm llama-cpp check format bench soak house docs test-docs deploy-check release clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ cookbook: .venv/.ready .venv-cookbook/.ready ## recipes of tinker-cookbook, unmo
 
 cookbook-distillation: .venv/.ready .venv-cookbook/.ready ## the cookbook's on-policy distillation beside ours, on the same prompts
 	$(BIN)/python cookbook/distillation.py --python .venv-cookbook/bin/python $(ARGS)
+
+cookbook-prefixes: .venv/.ready .venv-cookbook/.ready ## requests of the cookbook's recipes, computed with and without sharing prefixes
+	$(BIN)/python cookbook/shared_prefixes.py --python .venv-cookbook/bin/python $(ARGS)
 
 # Clients that cannot share our environment, for the platform's e2e tests.
 .venv-mcp1/.ready:
