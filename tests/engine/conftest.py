@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import zmq
+from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from palestra.engine.checkpoint_folders import LocalCheckpoints
@@ -67,9 +68,11 @@ class Data:
     optim = OptimStep(adam=AdamParams(learning_rate=1e-2))
 
     @staticmethod
-    def a_pass(n: int = 3, *, seed: int = 0, length: int = 20, **options: Any) -> Pass:
+    def a_pass(n: int = 3, *, seed: int = 0, length: int = 20, shared: int = 0, **options: Any) -> Pass:
+        """`shared`: with how many tokens all data begin, beside their own `length`."""
         rng = np.random.default_rng(seed)
-        data = [a_datum(int(rng.integers(length // 2, length + 1)), rng) for _ in range(n)]
+        prompt = rng.integers(0, 100, shared)
+        data = [a_datum(int(rng.integers(length // 2, length + 1)), rng, prompt) for _ in range(n)]
         return Pass(**{"data": data, "loss": "cross_entropy", **options})
 
     @staticmethod
@@ -88,11 +91,11 @@ class Data:
         return True
 
 
-def a_datum(length: int, rng: np.random.Generator) -> Datum:
-    tokens = rng.integers(0, 100, length + 1)
+def a_datum(length: int, rng: np.random.Generator, prompt: NDArray[np.int64]) -> Datum:
+    tokens = np.concatenate([prompt, rng.integers(0, 100, length + 1)])
     return Datum.of_tokens(
         tokens[:-1].tolist(),
-        target_tokens=TensorData(data=tokens[1:].astype("<i8").tobytes(), dtype="int64", shape=(length,)),
+        target_tokens=TensorData(data=tokens[1:].astype("<i8").tobytes(), dtype="int64", shape=(len(tokens) - 1,)),
     )
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from palestra.engine.files import read_tensors, write_tensors
 from palestra.engine.snapshots import StateRefused
+from palestra.types import LoraConfig
+from palestra.types.engine import Pass
 from tests.engine.conftest import Desk
 from tests.engine.test_recovery import kill_and_compare
 
@@ -55,6 +57,25 @@ def test_gradient_shards_agree_with_the_direct_sum(make_desk, gradient_shards):
     assert [m.outcome for m in one.sent] == [m.outcome for m in many.sent]
     expected = gradient(one, "a")
     np.testing.assert_allclose(gradient(many, "a"), expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_trees_stay_whole_and_no_rank_has_more_rows_by_more_than_one_tree(get_backend):
+    """Small groups and large ones: a rank that had the first half of them would have half as many rows as the other."""
+    backend = get_backend(micro_batch_tokens=128, gradient_shards=4)
+    sizes = [(2 + n % 2, 40 + 40 * (n % 2)) for n in range(12)]
+    groups = [Desk.a_pass(n, seed=i, shared=shared) for i, (n, shared) in enumerate(sizes)]
+    data = [datum for group in groups for datum in group.data]
+    owners = [n for n, group in enumerate(groups) for _ in group.data]
+    plan = backend.plan(backend.create(LoraConfig(rank=4)), Pass(data=data, loss="cross_entropy"))
+    parts_of = [{part for part, batch in enumerate(plan) for i in batch.numbers if owners[i] == n} for n in range(12)]
+    assert [len(parts) for parts in parts_of] == [1] * 12
+    rows = [part.tokens for part in plan]
+    assert sum(rows) < 0.6 * sum(len(datum.chunks[0].tokens) for datum in data)
+    for ranks in (2, 4):
+        loads = [0] * ranks
+        for part in plan:
+            loads[part.gradient_shard % ranks] += part.tokens
+        assert max(loads) - min(loads) <= max(rows), (loads, rows)
 
 
 def test_a_failed_request_leaves_the_gradient_of_those_before(make_desk, monkeypatch):

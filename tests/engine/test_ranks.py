@@ -34,13 +34,15 @@ def followers(driver: Driver) -> list[psutil.Process]:
 
 
 def train_tenants(driver: Driver, steps: int = 3) -> list[Path]:
-    """Tenants of mixed sizes by turns, each alone in its batches: what they end with is promised to the bit."""
+    """Tenants of mixed sizes by turns, each alone in its batches, half of them with data that begin alike: what they
+    end with is promised to the bit."""
     for tenant in range(TENANTS):
         driver.create(f"t{tenant}", rank=(2, 4, 8)[tenant % 3], seed=tenant)
     for step in range(steps):
         for tenant in range(TENANTS):
             for part in range(1 + tenant % 2):
-                a_pass = driver.a_pass((1, 2, 5, 17, 40)[tenant % 5], seed=100 * step + tenant + 7 * part)
+                count, shared = (1, 2, 5, 17, 40)[tenant % 5], 20 * (tenant % 2)
+                a_pass = driver.a_pass(count, seed=100 * step + tenant + 7 * part, shared=shared)
                 driver.run(f"t{tenant}", a_pass)
             driver.run(f"t{tenant}", OptimStep(adam=AdamParams(learning_rate=1e-2, grad_clip_norm=0.5)))
     return [driver.save(f"t{tenant}", f"saved{tenant}") for tenant in range(TENANTS)]

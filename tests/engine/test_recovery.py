@@ -31,7 +31,7 @@ def work(driver: Any, model_id: str, rounds: int) -> list[str]:
     for i in range(rounds):
         ids += [
             driver.train(model_id, driver.a_pass(30 + i, seed=i)),
-            driver.train(model_id, driver.a_pass(8, seed=50 + i)),
+            driver.train(model_id, driver.a_pass(8, seed=50 + i, shared=24)),
         ]
         ids += [driver.train(model_id, driver.optim), driver.train(model_id, KeepSampler(sampler_id=f"{model_id}-{i}"))]
     folder = driver.folder / f"{model_id}-saved"

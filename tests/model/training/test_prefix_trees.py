@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palestra.model import Trainer, TrainItem, encode
+from palestra.model import AdapterPool, Trainer, TrainItem, encode, load_model
 from palestra.model.training.losses import loss_named
 from palestra.model.training.prefix_trees import BEYOND, MIN_SHARED, grow_trees, plan_micro_batches
 from palestra.model.training.prepared import Prepared
 from palestra.types import Datum, RoutedExperts
-from tests.model.conftest import GEMMA4
+from tests.model.conftest import GEMMA4, Bench
 from tests.model.test_training import CountingDecoder, check_close
 from tests.properties import examples
 
@@ -173,7 +173,54 @@ def test_a_layer_that_reads_the_keys_of_another_sees_the_same_rows(get_bench):
 
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "dro", "gspo"])
 def test_every_loss_has_its_own_advantages_on_shared_tokens(get_bench, loss):
-    check_same(trained(get_bench, True, loss=loss), trained(get_bench, False, loss=loss))
+    ours = trained(get_bench, True, loss=loss)
+    assert all(result.entropies is not None for result in ours[0])
+    check_same(ours, trained(get_bench, False, loss=loss))
+
+
+@pytest.mark.parametrize("weights", ["int8", "nf4"])
+def test_packed_weights_see_the_same_rows(random_model, weights):
+    found = []
+    for share in (True, False):
+        model = load_model(random_model(), weights=weights)
+        pool = AdapterPool(model.spec, dtype=model.decoder.dtype)
+        bench = Bench(model, lambda: None, pool, Trainer(model.decoder, pool, share_prefixes=share))
+        adapter = bench.adapter()
+        found.append((bench.trainer.forward_backward(shared_items(bench, adapter)), bench.gradient(adapter)))
+    check_same(*found)
+
+
+@pytest.mark.parametrize("is_base", [False, True])
+def test_a_forward_pass_returns_the_logprobs_of_every_position_of_each_datum(get_bench, is_base):
+    """Of prompts too, whose weights are 0, and of the base model."""
+    found = []
+    for share in (True, False):
+        bench = get_bench(share_prefixes=share)
+        items = shared_items(bench, None if is_base else bench.adapter())
+        found.append(bench.trainer.forward(items))
+        plan = bench.trainer.plan(bench.trainer.prepare(items, train=False))
+        assert (sum(batch.rows for batch in plan) < sum(len(one.logprobs) for one in found[-1])) == share
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=2e-5)
+
+
+def test_a_custom_loss_has_its_own_gradient_on_shared_tokens(get_bench):
+    """As clients compute one: log-probabilities by `forward`, then the gradient of the loss as weights."""
+    found = []
+    for share in (True, False):
+        bench = get_bench(share_prefixes=share)
+        adapter = bench.adapter()
+        items = shared_items(bench, adapter)
+        sums = [torch.tensor(one.logprobs, requires_grad=True) for one in bench.trainer.forward(items)]
+        pairs = [a.sum() - b.sum() for a, b in zip(sums[::2], sums[1::2], strict=False)]
+        loss = -torch.nn.functional.logsigmoid(0.01 * torch.stack(pairs)).sum() + sums[-1].exp().sum()
+        loss.backward()
+        weighted = []
+        for item, logprobs in zip(items, sums, strict=True):
+            inputs = {**item.datum.loss_inputs, "weights": encode(-logprobs.grad.numpy())}
+            weighted.append(TrainItem(adapter, Datum(chunks=item.datum.chunks, loss_inputs=inputs)))
+        found.append((bench.trainer.forward_backward(weighted), bench.gradient(adapter)))
+    check_same(*found)
 
 
 def test_targets_of_several_tokens_may_differ_where_the_prefix_does_not(get_bench):
