@@ -14,10 +14,11 @@ from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.rollouts.sources import blank_rollout
 from palestra.runs.listener import Silence
 from palestra.training.batches.compared_rewards import is_zero_variance
+from palestra.training.batches.grpo_batch import trainable_rows
 from palestra.training.collecting.sync_collector import Collector, RequestMaker
-from palestra.types.rollouts import Group, GroupRequest, Task
+from palestra.types.rollouts import Group, GroupRequest, RolloutStop, Task
 from tests.properties import examples
-from tests.training.records import make_config
+from tests.training.records import make_config, make_turn
 from tests.training.scripted import ScriptedSampler
 
 
@@ -32,6 +33,7 @@ class Rounds:
         for request in reversed(requests):
             rollouts = [blank_rollout(request, index, seed) for index, seed in enumerate(request.seeds)]
             for rollout in rollouts:
+                rollout.prompt, rollout.turns, rollout.stop = [1, 2], [make_turn()], RolloutStop.DONE
                 differs = self._informative[request.position % len(self._informative)]
                 rollout.reward = float(differs and rollout.index)
             yield Group(id=request.id, task=request.task, step=request.step, rollouts=rollouts)
@@ -54,6 +56,17 @@ def test_a_refill_may_play_as_many_as_will_probably_bring_what_is_missing(ahead:
     assert played == rounds
     assert [group.id for group in groups] == sorted(group.id for group in groups)
     assert sum(group.rollouts[0].reward != group.rollouts[1].reward for group in groups) == (8 if ahead else 7)
+
+
+def test_a_share_seen_in_all_rounds_so_far_decides_and_a_surplus_is_trained_in_the_step() -> None:
+    """One of six, so that a whole round follows; five of twelve, so that three are played for the one that is missing."""
+    groups, played = collected([True, *[False] * 5, *[True, False] * 2, *[True] * 20], 6, refill_ahead=True)
+    assert played == [6, 6, 3]
+    taught = [group for group in groups if group.rollouts[0].reward != group.rollouts[1].reward]
+    assert len(taught) == 8 > 6
+    config = make_config(rollout={"group_size": 2, "groups_per_step": 6})
+    trained = {row.id.rpartition("-")[0] for row in trainable_rows(groups, config)}
+    assert trained == {group.id for group in taught}
 
 
 @examples(50)
