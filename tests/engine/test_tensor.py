@@ -58,7 +58,7 @@ def end(driver: Driver) -> None:
 def train(driver: Driver, steps: int = 4, *, first: int = 0) -> None:
     for step in range(first, first + steps):
         for part in range(1 + step % 2):
-            outcome = driver.run("m", driver.a_pass((1, 5, 17, 30)[step % 4], seed=10 * step + part))
+            outcome = driver.run("m", driver.a_pass((1, 5, 17, 30)[step % 4], seed=10 * step + part, shared=20 * part))
             assert not isinstance(outcome, EngineFailure), outcome
         driver.run("m", OptimStep(adam=AdamParams(learning_rate=1e-2, grad_clip_norm=0.5)))
 

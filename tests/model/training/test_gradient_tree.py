@@ -65,3 +65,6 @@ def test_no_shard_has_more_rows_than_another_by_more_than_one_micro_batch(rows, 
     assert len(chosen) == len(rows)
     loads = [sum(n for n, shard in zip(rows, chosen, strict=True) if shard == s) for s in range(shards)]
     assert max(loads) - min(loads) <= max(rows, default=0)
+    for ranks in (2, 4):  # those that have a shard each, or several
+        of_ranks = [sum(loads[rank::ranks]) for rank in range(min(ranks, shards))]
+        assert max(of_ranks) - min(of_ranks) <= 1.5 * max(rows, default=0)

@@ -232,6 +232,14 @@ def test_micro_batches_and_recomputing_change_nothing(get_bench, options):
     check_same(trained(get_bench, True, **options), trained(get_bench, False))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [True, "offload"])
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3", "qwen3_moe", "qwen3_5", "nemotron_h"])
+def test_recomputing_changes_nothing_of_other_mixers(get_bench, family, checkpointing):
+    ours = trained(get_bench, True, family=family, checkpointing=checkpointing, token_budget=100)
+    check_same(ours, trained(get_bench, False, family=family))
+
+
 def test_a_shared_token_is_computed_once(bench):
     decoder = CountingDecoder(bench.model.spec, bench.model.decoder.weights)
     items = shared_items(bench, bench.adapter())

@@ -59,7 +59,7 @@ def test_a_refill_may_play_as_many_as_will_probably_bring_what_is_missing(ahead:
 
 
 def test_a_share_seen_in_all_rounds_so_far_decides_and_a_surplus_is_trained_in_the_step() -> None:
-    """One of six, so that a whole round follows; five of twelve, so that three are played for the one that is missing."""
+    """After one of six a whole round follows; after five of twelve, three are played for the one that is missing."""
     groups, played = collected([True, *[False] * 5, *[True, False] * 2, *[True] * 20], 6, refill_ahead=True)
     assert played == [6, 6, 3]
     taught = [group for group in groups if group.rollouts[0].reward != group.rollouts[1].reward]
