@@ -58,7 +58,7 @@ class Size:
 
 CPU = Size(8, 512, 16, 64, 1, {"group": 3.0, "nothing": 0.97})
 QUICK = Size(2, 512, 16, 64, 1, {})
-GPU = Size(32, 1024, 16, 256, 6, {"group": 2.8, "branches": 2.5, "turns": 2.5, "nothing": 0.97})
+GPU = Size(32, 1024, 16, 256, 4, {"group": 2.8, "branches": 2.5, "turns": 2.5, "nothing": 0.97})
 
 
 def main() -> None:

@@ -84,9 +84,10 @@ class Bench:
     def tokens(self, n: int) -> list[int]:
         return self.rng.integers(0, self.vocab, n).tolist()
 
-    def datum(self, n: int, **inputs: Any) -> Datum:
-        """n random tokens with the next ones as targets; cross-entropy weights unless other inputs are given."""
-        tokens = self.tokens(n + 1)
+    def datum(self, n: int, *, prefix: Sequence[int] = (), **inputs: Any) -> Datum:
+        """n tokens, random after `prefix`, with the next ones as targets; cross-entropy weights unless other inputs are
+        given."""
+        tokens = [*prefix, *self.tokens(n + 1 - len(prefix))]
         arrays = inputs or {"weights": self.rng.normal(size=n)}
         return Datum.of_tokens(
             tokens[:-1],

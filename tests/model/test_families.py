@@ -150,6 +150,9 @@ def test_gradients_equal_peft(get_bench, case, tmp_path):
     bench = get_bench(**CASES[case])
     adapter = bench.adapter(rank=4, noise=0.1)
     items = bench.items([adapter], (5, 40, 1, 21))
+    prompt = items[1].datum.chunks[0].tokens[:30]  # which is computed once
+    items += [TrainItem(adapter, bench.datum(n, prefix=prompt)) for n in (33, 39)]
+    assert sum(batch.rows for batch in bench.trainer.plan(bench.trainer.prepare(items, train=True))) == 67 + 3 + 9
     results = bench.trainer.forward_backward(items)
 
     peft_model = bench.peft(adapter, tmp_path / "adapter")
