@@ -286,6 +286,15 @@ def test_tenants_in_one_batch_have_the_gradients_that_they_have_alone(get_bench)
         check_close(bench.gradient(adapter), alone.gradient(theirs))
 
 
+def test_data_that_share_nothing_have_the_bits_that_they_have_without_sharing(get_bench):
+    def apart(bench, adapter):
+        return bench.items([adapter], (40, 7, 33, 90, 12))
+
+    ours, theirs = (trained(get_bench, share, make=apart, token_budget=100) for share in (True, False))
+    assert all((a.logprobs == b.logprobs).all() for a, b in zip(ours[0], theirs[0], strict=True))
+    assert all(torch.equal(ours[1][name], theirs[1][name]) for name in ours[1])
+
+
 def test_the_same_pass_has_the_same_bits(get_bench):
     (_, one), (_, again) = trained(get_bench, True), trained(get_bench, True)
     assert all(torch.equal(one[name], again[name]) for name in one)
