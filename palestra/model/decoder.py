@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
-from torch.utils.checkpoint import checkpoint
 
 from palestra.model.attention.packed import Attention
 from palestra.model.attention.rope import Rotary
@@ -38,6 +37,7 @@ from palestra.model.loading.weights import (
     MlpWeights,
     ParallelWeights,
 )
+from palestra.model.lora.layout import SiteName
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mixers.attention import AttentionMixer
 from palestra.model.mixers.delta_net import DeltaNetMixer
@@ -50,6 +50,7 @@ from palestra.model.mlp.experts import ExpertsMlp
 from palestra.model.mlp.parallel import ParallelMlp
 from palestra.model.mlp.per_layer_input import LayerEnd, PerLayerInputs
 from palestra.model.mlp.routing import Routing
+from palestra.model.recomputation import recomputed
 from palestra.model.vision.feature_store import FeatureStore
 from palestra.model.vision.placed import PictureRows
 
@@ -78,6 +79,7 @@ class Decoder:
         self.mlps = [self._mlp(n) for n in range(spec.n_layers)]
         ends = [layer.end for layer in weights.layers]
         self.ends = [None if end is None else LayerEnd(n, spec, end, self.ops) for n, end in enumerate(ends)]
+        self.unread = [self._unread_sites(n) for n in range(spec.n_layers)]
         self.per_layer = None if weights.per_layer is None else PerLayerInputs(spec, weights.per_layer, self.ops)
         self.vision: FeatureStore | None = None
         """Features of pictures; None: the model reads text only."""
@@ -116,13 +118,11 @@ class Decoder:
     ) -> tuple[Tensor, Tensor | None]:
         """Runs all layers and returns the output of the last."""
         update = None
-        for layer in layers:
+        for n, layer in enumerate(layers):
             if checkpointing and torch.is_grad_enabled():
                 if update is not None:
                     hidden = hidden + update  # as the layer would: so one tensor is kept instead of two
-                hidden, update = checkpoint(
-                    layer, hidden, None, inputs, plan, use_reentrant=False, preserve_rng_state=False
-                )
+                hidden, update = recomputed(layer, hidden, None, inputs, plan, unread=self.unread[n])
             else:
                 hidden, update = layer(hidden, update, inputs, plan)
         return hidden, update
@@ -159,6 +159,17 @@ class Decoder:
         if norm is not None:
             x = self.ops.add_rms_norm(x, None, norm, self.spec.norm_eps)[1]
         return scaled(x, self.spec.multipliers.residual)
+
+    def _unread_sites(self, n: int) -> frozenset[SiteName]:
+        """The layer's last linear layers, whose outputs are added to the residual stream as they are: the gradient of
+        the layer does not read them."""
+        w, mlp = self.weights.layers[n], self.mlps[n]
+        last_norm = w.mixer_out_norm if mlp is None else w.mlp_out_norm
+        if last_norm is not None or self.ends[n] is not None or isinstance(mlp, ParallelMlp):
+            return frozenset()
+        if isinstance(mlp, ExpertsMlp):
+            return mlp.unread_sites
+        return frozenset({(n, "o" if mlp is None else "down")})
 
     def _mixer(self, n: int) -> AttentionMixer | LatentAttentionMixer | DeltaNetMixer | MambaMixer | None:
         match self.spec.layers[n].mixer, self.weights.layers[n].mixer:

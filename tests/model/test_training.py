@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palestra.model import Decoder, Trainer, TrainItem, encode
+from palestra.model.lora import linear
 from palestra.model.mlp import dense
 from palestra.model.training import activation_offload
 from palestra.model.training.prepared import decode
@@ -184,7 +186,18 @@ def test_forward_never_touches_gradients(bench):
     check_equal(bench.gradient(adapter), before)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen3_5", "qwen3_moe", "nemotron_h", "gemma4"])
+@pytest.fixture
+def _fresh_memory_is_nan():
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what nothing has written
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+SAME_GRADIENTS = ["qwen3", "llama", "mistral", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "nemotron_h", "gemma4"]
+
+
+@pytest.mark.usefixtures("_fresh_memory_is_nan")
+@pytest.mark.parametrize("family", SAME_GRADIENTS)
 def test_activation_checkpointing_gives_the_same_gradients(get_bench, family):
     options = {"overrides": GEMMA4} if family == "gemma4" else {}
     ends = [trained(get_bench(family, checkpointing=checkpointing, **options)) for checkpointing in (False, True)]
@@ -238,6 +251,22 @@ def test_an_offloaded_pass_that_breaks_off_leaves_nothing_behind(get_bench, monk
     check_equal(gradient(), expected)
 
 
+def test_layers_are_computed_again_without_their_last_product(get_bench, monkeypatch):
+    bench, multiplied = get_bench(checkpointing=True), Counter()
+    plain = linear.frozen_linear
+
+    def counted(x, weight, bias):
+        multiplied[id(weight)] += 1
+        return plain(x, weight, bias)
+
+    monkeypatch.setattr(linear, "frozen_linear", counted)
+    trained(bench)
+    mlps = [layer.mlp for layer in bench.model.decoder.weights.layers]
+    passes = {multiplied[id(mlp.down)] for mlp in mlps}
+    assert passes == {multiplied[id(mlps[0].gate_up)] // 2}
+
+
+@pytest.mark.usefixtures("_fresh_memory_is_nan")
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_feed_forward_networks_of_long_batches_are_computed_in_parts(get_bench, monkeypatch, checkpointing):
     results, gradients = trained(get_bench(checkpointing=checkpointing))

@@ -42,8 +42,8 @@ def gates(BETA, DECAY, row0, count, head, N_HEADS: tl.constexpr, CHUNK: tl.const
 
 
 @triton.jit
-def product(a, b):
-    return tl.dot(a, b, input_precision="tf32x3")
+def product(a, b, onto=None):
+    return tl.dot(a, b, onto, input_precision="tf32x3")
 
 
 @triton.jit

@@ -54,6 +54,13 @@ def _raw_gradient(X, rows, is_row, first, d, D: tl.constexpr, BLOCK_D: tl.conste
 
 
 @triton.jit
+def _along(X, rows, is_row, first, d, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Products of rows of length 1 and their gradients."""
+    x, unit = _head(X, rows, is_row, first, D, BLOCK_D)
+    return unit * tl.sum(x.to(tl.float32) * d, 1)
+
+
+@triton.jit
 def _position(
     QKV, BETA, DECAY, row, head, i, j, stride, N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr, DK: tl.constexpr,
     DV: tl.constexpr,
@@ -179,12 +186,72 @@ def _chunks_backward_kernel(
 
 
 @triton.jit
-def _chunk_gradients_kernel(
-    QKV, BETA, DECAY, BEFORE, D_OUT, D_AFTER, D_CHANGE, D_QKV, D_BETA, D_DECAY, CHUNKS, INVERSES, scale, stride,
+def _chunk_changes_kernel(
+    QKV, BETA, DECAY, BEFORE, D_OUT, D_CHANGE, D_QKV, D_BETA, D_DECAY, CHANGES, CHUNKS, INVERSES, SCORES, scale, stride,
     N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a chunk's inputs for one key head and the value heads that share it, one after another."""
+    """A chunk of one value head: its corrections, the gradients of its values and betas, and of its scores and its
+    triangle. These two take the places of SCORES and INVERSES, ready to be multiplied by keys and queries. D_DECAY
+    takes what they add to the gradient of the sums of decays."""
+    head, chunk, N_HEADS = tl.program_id(0), tl.program_id(1), N_KEY_HEADS * SHARE
+    row0, count = tl.load(CHUNKS + chunk * 2), tl.load(CHUNKS + chunk * 2 + 1)
+    r, i = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
+    row, is_row = (row0 + r).to(tl.int64), r < count
+    q_first, k_first = head // SHARE * DK, (N_KEY_HEADS + head // SHARE) * DK
+    beta, total, _ = gates(BETA, DECAY, row0, count, head, N_HEADS, CHUNK)
+    grown = tl.exp(total)
+    at = chunk.to(tl.int64) * N_HEADS + head
+    square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
+    d_scores, d_triangle = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, CHUNK), tl.float32)
+    d_beta, d_total = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
+    for block in range(0, DV, BLOCK_V):
+        j = block + tl.arange(0, BLOCK_V)
+        is_value = (j < DV)[None]
+        in_state = at * DK * DV + i[:, None] * DV + j[None]
+        state = tl.load(BEFORE + in_state, mask=(i < DK)[:, None] & is_value, other=0.0)
+        mask, value = is_row[:, None] & is_value, 2 * N_KEY_HEADS * DK + head * DV + j[None]
+        place = (row[:, None] * N_HEADS + head) * DV + j[None]
+        k, k_unit = _head(QKV, row * stride, is_row, k_first, DK, BLOCK_K)
+        recalled = (grown * k_unit)[:, None] * half_product(k, state)
+        v = tl.load(QKV + row[:, None] * stride + value, mask=mask, other=0.0).to(tl.float32)
+        change = product(tl.load(INVERSES + square), beta[:, None] * (v - recalled))
+        tl.store(CHANGES + place, change, mask=mask)
+        d_change = tl.load(D_CHANGE + place, mask=mask, other=0.0)
+        d_v = beta[:, None] * d_change
+        tl.store(D_QKV + row[:, None] * stride + value, d_v.to(D_QKV.dtype.element_ty), mask=mask)
+        d_beta += tl.sum((v - recalled) * d_change, 1)
+        d_total -= tl.sum(recalled * d_v, 1)
+        d_triangle -= product(d_change, tl.trans(change))
+        d_scores += product(tl.load(D_OUT + place, mask=mask, other=0.0), tl.trans(change))
+    q, q_unit = _head(QKV, row * stride, is_row, q_first, DK, BLOCK_K)
+    k, k_unit = _head(QKV, row * stride, is_row, k_first, DK, BLOCK_K)
+    is_seen, is_later = r[:, None] >= r[None], r[:, None] > r[None]
+    between = tl.exp(tl.where(is_seen, total[:, None] - total[None], 0.0))
+    d_scores = tl.where(is_seen, d_scores * between * scale, 0.0)
+    moved = d_scores * (tl.dot(q, tl.trans(k)) * (q_unit[:, None] * k_unit[None]))
+    d_total += tl.sum(moved, 1) - tl.sum(moved, 0)
+    d_triangle = tl.where(is_later, d_triangle * between, 0.0)
+    moved = d_triangle * (tl.dot(k, tl.trans(k)) * (k_unit[:, None] * k_unit[None]))
+    d_beta += tl.sum(moved, 1)
+    moved = moved * beta[:, None]
+    d_total += tl.sum(moved, 1) - tl.sum(moved, 0)
+    d_triangle = d_triangle * beta[:, None]
+    tl.store(SCORES + square, d_scores)
+    tl.store(INVERSES + square, d_triangle + tl.trans(d_triangle))
+    gate = row * N_HEADS + head
+    tl.store(D_BETA + gate, d_beta, mask=is_row)
+    tl.store(D_DECAY + gate, d_total, mask=is_row)
+
+
+@triton.jit
+def _chunk_gradients_kernel(
+    QKV, BETA, DECAY, BEFORE, D_OUT, D_AFTER, D_CHANGE, D_QKV, D_DECAY, CHANGES, CHUNKS, D_TRIANGLES, D_SCORES, scale,
+    stride, N_KEY_HEADS: tl.constexpr, SHARE: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Gradients of a chunk's queries and keys for one key head, and of the decays of the value heads that share it,
+    one after another."""
     key_head, chunk, N_HEADS = tl.program_id(0), tl.program_id(1), N_KEY_HEADS * SHARE
     row0, count = tl.load(CHUNKS + chunk * 2), tl.load(CHUNKS + chunk * 2 + 1)
     r, i = tl.arange(0, CHUNK), tl.arange(0, BLOCK_K)
@@ -193,66 +260,41 @@ def _chunk_gradients_kernel(
     d_q, d_k = tl.zeros((CHUNK, BLOCK_K), tl.float32), tl.zeros((CHUNK, BLOCK_K), tl.float32)
     for head in range(key_head * SHARE, key_head * SHARE + SHARE):
         beta, total, last = gates(BETA, DECAY, row0, count, head, N_HEADS, CHUNK)
-        grown, left = tl.exp(total), tl.exp(last - total)
-        at = chunk.to(tl.int64) * N_HEADS + head
-        square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
-        d_scores, d_triangle = tl.zeros((CHUNK, CHUNK), tl.float32), tl.zeros((CHUNK, CHUNK), tl.float32)
-        d_beta, d_total = tl.zeros((CHUNK,), tl.float32), tl.zeros((CHUNK,), tl.float32)
-        d_left = tl.zeros((CHUNK,), tl.float32)
-        d_last = 0.0
+        at, d_last = chunk.to(tl.int64) * N_HEADS + head, 0.0
+        d_total = -_along(QKV, row * stride, is_row, q_first, d_q, DK, BLOCK_K)
         for block in range(0, DV, BLOCK_V):
             j = block + tl.arange(0, BLOCK_V)
             is_value = (j < DV)[None]
             in_state, in_states = at * DK * DV + i[:, None] * DV + j[None], (i < DK)[:, None] & is_value
-            state = tl.load(BEFORE + in_state, mask=in_states, other=0.0)
-            mask, value = is_row[:, None] & is_value, 2 * N_KEY_HEADS * DK + head * DV + j[None]
-            place = (row[:, None] * N_HEADS + head) * DV + j[None]
-            v = tl.load(QKV + row[:, None] * stride + value, mask=mask, other=0.0).to(tl.float32)
-            d_change = tl.load(D_CHANGE + place, mask=mask, other=0.0)
-            d_v = beta[:, None] * d_change
-            tl.store(D_QKV + row[:, None] * stride + value, d_v.to(D_QKV.dtype.element_ty), mask=mask)
-            k, k_unit = _head(QKV, row * stride, is_row, k_first, DK, BLOCK_K)
-            wrong = v - (grown * k_unit)[:, None] * half_product(k, state)
-            change = product(tl.load(INVERSES + square), beta[:, None] * wrong)
-            d_beta += tl.sum(wrong * d_change, 1)
-            d_triangle -= product(d_change, tl.trans(change))
-            d_recalled = product(grown[:, None] * d_v, tl.trans(state))
-            unit = k.to(tl.float32) * k_unit[:, None]
-            d_total -= tl.sum(unit * d_recalled, 1)
-            d_k -= d_recalled
-            d_after = tl.load(D_AFTER + in_state, mask=in_states, other=0.0)
-            d_last += tl.sum(tl.sum(state * d_after, 1), 0)
-            d_written = product(left[:, None] * change, tl.trans(d_after))
-            d_left += tl.sum(unit * d_written, 1)
-            d_k += d_written
+            place, mask = (row[:, None] * N_HEADS + head) * DV + j[None], is_row[:, None] & is_value
+            state = tl.trans(tl.load(BEFORE + in_state, mask=in_states, other=0.0))
             d_out = tl.load(D_OUT + place, mask=mask, other=0.0)
-            d_scores += product(d_out, tl.trans(change))
-            d_read = product((grown * scale)[:, None] * d_out, tl.trans(state))
-            q, q_unit = _head(QKV, row * stride, is_row, q_first, DK, BLOCK_K)
-            d_total += tl.sum(q.to(tl.float32) * q_unit[:, None] * d_read, 1)
-            d_q += d_read
+            d_q = product((tl.exp(total) * scale)[:, None] * d_out, state, d_q)
+            d_change = tl.load(D_CHANGE + place, mask=mask, other=0.0)
+            d_k = product((-tl.exp(total) * beta)[:, None] * d_change, state, d_k)
+        d_total += _along(QKV, row * stride, is_row, q_first, d_q, DK, BLOCK_K)
+        d_left = -_along(QKV, row * stride, is_row, k_first, d_k, DK, BLOCK_K)
+        for block in range(0, DV, BLOCK_V):
+            j = block + tl.arange(0, BLOCK_V)
+            is_value = (j < DV)[None]
+            in_state, in_states = at * DK * DV + i[:, None] * DV + j[None], (i < DK)[:, None] & is_value
+            place, mask = (row[:, None] * N_HEADS + head) * DV + j[None], is_row[:, None] & is_value
+            d_after = tl.load(D_AFTER + in_state, mask=in_states, other=0.0)
+            d_last += tl.sum(tl.sum(tl.load(BEFORE + in_state, mask=in_states, other=0.0) * d_after, 1), 0)
+            change = tl.load(CHANGES + place, mask=mask, other=0.0)
+            d_k = product(tl.exp(last - total)[:, None] * change, tl.trans(d_after), d_k)
+        d_left += _along(QKV, row * stride, is_row, k_first, d_k, DK, BLOCK_K)
+        d_last = tl.exp(last) * d_last + tl.sum(d_left, 0)
+        gate = row * N_HEADS + head
+        d_total += tl.where(r == CHUNK - 1, d_last, 0.0) - d_left + tl.load(D_DECAY + gate, mask=is_row, other=0.0)
+        tl.store(D_DECAY + gate, tl.cumsum(d_total, 0, reverse=True), mask=is_row)
         q, q_unit = _head(QKV, row * stride, is_row, q_first, DK, BLOCK_K)
         k, k_unit = _head(QKV, row * stride, is_row, k_first, DK, BLOCK_K)
-        is_seen, is_later = r[:, None] >= r[None], r[:, None] > r[None]
-        between = tl.exp(tl.where(is_seen, total[:, None] - total[None], 0.0))
-        d_scores = tl.where(is_seen, d_scores * between * scale, 0.0)
+        square = at * CHUNK * CHUNK + r[:, None] * CHUNK + r[None]
+        d_scores = tl.load(D_SCORES + square)
         d_q += product_half(d_scores * k_unit[None], k)
         d_k += product_half(tl.trans(d_scores * q_unit[:, None]), q)
-        moved = d_scores * (tl.dot(q, tl.trans(k)) * (q_unit[:, None] * k_unit[None]))
-        d_total += tl.sum(moved, 1) - tl.sum(moved, 0)
-        d_triangle = tl.where(is_later, d_triangle * between, 0.0)
-        moved = d_triangle * (tl.dot(k, tl.trans(k)) * (k_unit[:, None] * k_unit[None]))
-        d_beta += tl.sum(moved, 1)
-        moved = moved * beta[:, None]
-        d_total += tl.sum(moved, 1) - tl.sum(moved, 0)
-        d_triangle = d_triangle * beta[:, None]
-        both = d_triangle + tl.trans(d_triangle)
-        d_k += product_half(both * k_unit[None], k)
-        d_last = tl.exp(last) * d_last + tl.sum(d_left, 0)
-        d_total += tl.where(r == CHUNK - 1, d_last, 0.0) - d_left
-        gate = row * N_HEADS + head
-        tl.store(D_BETA + gate, d_beta, mask=is_row)
-        tl.store(D_DECAY + gate, tl.cumsum(d_total, 0, reverse=True), mask=is_row)
+        d_k += product_half(tl.load(D_TRIANGLES + square) * k_unit[None], k)
     mask, out = is_row[:, None] & (i < DK)[None], D_QKV + row[:, None] * stride + i[None]
     tl.store(out + q_first, _raw_gradient(QKV, row * stride, is_row, q_first, d_q, DK, BLOCK_K), mask=mask)
     tl.store(out + k_first, _raw_gradient(QKV, row * stride, is_row, k_first, d_k, DK, BLOCK_K), mask=mask)
@@ -320,9 +362,15 @@ class _DeltaRule(Function):
             num_stages=1,
         )
         d_qkv, d_beta, d_decay = torch.empty_like(qkv), torch.empty_like(beta), torch.empty_like(decay)
+        changes, squares = torch.empty_like(d_out), (spans.chunks, inverses, scores)
+        _chunk_changes_kernel[(spec.n_value_heads, len(spans.chunks))](
+            *(qkv, beta, decay, before, d_out, d_change, d_qkv, d_beta, d_decay, changes, *squares, *numbers),
+            **shape,
+            num_warps=4,
+            num_stages=1,
+        )
         _chunk_gradients_kernel[(spec.n_key_heads, len(spans.chunks))](
-            *(qkv, beta, decay, before, d_out, d_after, d_change, d_qkv, d_beta, d_decay, spans.chunks, inverses),
-            *numbers,
+            *(qkv, beta, decay, before, d_out, d_after, d_change, d_qkv, d_decay, changes, *squares, *numbers),
             **shape,
             num_warps=8,
             num_stages=1,

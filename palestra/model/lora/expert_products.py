@@ -118,14 +118,16 @@ class ExpertLora:
         if dx is not None:
             dx[run.rows].addmm_(d_rows, a[0])
 
-    def add_down(self, out: Tensor, activated: Tensor) -> list[Tensor]:
-        """A times what is activated, for each run's pairs. Adds to the pairs where each expert has its own B."""
-        inner = [run.dispatch.product(run.take(activated), run.a(self.down_site).mT) for run in self.runs]
+    def down_inner(self, activated: Tensor) -> list[Tensor]:
+        """A times what is activated, for each run's pairs."""
+        return [run.dispatch.product(run.take(activated), run.a(self.down_site).mT) for run in self.runs]
+
+    def add_down(self, out: Tensor, inner: Sequence[Tensor]) -> None:
+        """Adds to the pairs where each expert has its own B."""
         for run, t in zip(self.runs, inner, strict=True):
             b = run.b(self.down_site)
             if len(b) > 1:
                 run.add(out, run.dispatch.product(t, b), run.stack.own_layout.scale)
-        return inner
 
     def add_rows(self, y: Tensor, weights: Tensor, inner: Sequence[Tensor]) -> None:
         """Adds to the rows where B is shared, once their experts are summed."""

@@ -25,6 +25,7 @@ from palestra.model.lora.adapters import Adapter
 from palestra.model.lora.buckets import BucketedLora, RowRun
 from palestra.model.lora.layout import UNEMBED, SiteName
 from palestra.model.quantised.packed import FrozenWeight, PackedWeight, dense
+from palestra.model.recomputation import is_left_out
 
 if TYPE_CHECKING:
     from palestra.model.kernels.lora import ExpertTiles
@@ -142,7 +143,10 @@ def lora_forward(
     x: Tensor, weight: FrozenWeight, bias: Tensor | None, name: SiteName, plan: LoraPlan
 ) -> tuple[Tensor, list[Tensor]]:
     """The output, and what the adapters' backward pass needs of it."""
-    y, inner = frozen_linear(x, weight, bias), lora_inner(x, name, plan)
+    inner = lora_inner(x, name, plan)
+    if is_left_out(name):
+        return x.new_empty(len(x), weight.shape[0]), inner
+    y = frozen_linear(x, weight, bias)
     if plan.products is not None:
         plan.products.add(y, inner, name)
     return y, inner

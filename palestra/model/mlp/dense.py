@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from palestra.model.block_ops import SwiGlu
 from palestra.model.loading.weights import MlpWeights
 from palestra.model.lora.linear import LoraPlan, lora_linear
 from palestra.model.mlp.routing import Routing
+from palestra.model.recomputation import is_left_out, leave_out, recomputed
 
 LONG_ROWS = 8192
 """More rows are computed in parts of so many, so that a long sequence needs no memory for their inner states."""
@@ -30,7 +30,11 @@ class DenseMlp:
     def _part(self, x: Tensor, plan: LoraPlan) -> Tensor:
         if not torch.is_grad_enabled():
             return self._run(x, plan)
-        return checkpoint(self._run, x, plan, use_reentrant=False, preserve_rng_state=False)
+        unread = {self.down_site}
+        if not is_left_out(self.down_site):
+            return recomputed(self._run, x, plan, unread=unread)
+        with leave_out({self.gate_up_site, self.down_site}):  # the layer is computed again, and the part will be
+            return recomputed(self._run, x, plan, unread=unread)
 
     def _run(self, x: Tensor, plan: LoraPlan) -> Tensor:
         w = self.weights

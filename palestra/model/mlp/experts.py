@@ -14,6 +14,7 @@ from palestra.model import kernels
 from palestra.model.block_ops import BlockOps
 from palestra.model.loading.layer_spec import GATE_SLOPE, ExpertsSpec
 from palestra.model.loading.weights import ExpertsWeights
+from palestra.model.lora.layout import SiteName
 from palestra.model.lora.linear import LoraPlan, lora_linear
 from palestra.model.mlp.activations import activation
 from palestra.model.mlp.dense import DenseMlp
@@ -28,6 +29,13 @@ class ExpertsMlp:
         self.activate = plain if spec.limit is None else partial(clamped_swiglu, limit=spec.limit)
         self.shared = None if weights.shared is None else DenseMlp(n, weights.shared, plain, kind="shared_")
         self._products = _products_on(weights.router)
+
+    @property
+    def unread_sites(self) -> frozenset[SiteName]:
+        """Those whose outputs no gradient reads. A gate does read the output of the expert behind it."""
+        last = "down" if self.weights.latent_out is None else "latent_out"
+        shared = {(self.n, "shared_down")} if self.weights.shared_gate is None else set()
+        return frozenset({(self.n, last), *shared})
 
     def __call__(
         self, x: Tensor, plan: LoraPlan, routing: Routing | None = None, *, seen_by_router: Tensor | None = None

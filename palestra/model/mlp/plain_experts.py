@@ -19,6 +19,7 @@ from palestra.model.lora.expert_products import ExpertLora
 from palestra.model.lora.linear import LoraPlan
 from palestra.model.mlp.routing import Dispatch
 from palestra.model.quantised.packed import FrozenWeight, dense_stack
+from palestra.model.recomputation import is_left_out
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,13 @@ class Experts:
             gate_up += bias.index_select(0, self.dispatch.experts)
         up_inner = self.lora.add_gate_up(gate_up, x)
         activated = self.activate(gate_up)
+        down_inner = self.lora.down_inner(activated)
+        if is_left_out(self.lora.down_site):
+            return torch.empty_like(x), gate_up, [*up_inner, *down_inner]
         out = self.dispatch.product(activated, self.dense(self.weights.down).mT)
         if (bias := self.weights.down_bias) is not None:
             out += bias.index_select(0, self.dispatch.experts)
-        down_inner = self.lora.add_down(out, activated)
+        self.lora.add_down(out, down_inner)
         y = self.dispatch.sum_pairs(out, weights)
         self.lora.add_rows(y, weights, down_inner)
         return y, gate_up, [*up_inner, *down_inner]

@@ -21,6 +21,7 @@ from torch import Tensor
 from palestra.model.kernels.experts import Inner, PairProducts
 from palestra.model.kernels.lora import SiteShape
 from palestra.model.mlp.plain_experts import Experts
+from palestra.model.recomputation import is_left_out
 
 if TYPE_CHECKING:
     from palestra.model.kernels.lora import ExpertTiles
@@ -37,12 +38,15 @@ class TiledExperts(Experts):
         gate_up = products.product(x, self.dense(w.gate_up), w.gate_up_bias, gate_up_site, t, of_rows=True)
         activated, saved = self.activate(gate_up), []
         u = None if adapters is None else products.shrink(activated, down_site, of_rows=False)
+        if u is not None and t is not None:
+            saved = [inner for inner in (u, t.rows, t.pairs) if inner is not None]
+        if is_left_out((self.layer, "down")):
+            return torch.empty_like(x), gate_up, saved
         own = Inner(None, u) if adapters is not None and adapters.have_own_matrices else None
         out = products.product(activated, self.dense(w.down), w.down_bias, down_site, own, of_rows=False)
         y = self.dispatch.sum_pairs(out, weights)
-        if adapters is not None and t is not None and u is not None:
+        if adapters is not None and u is not None:
             adapters.tiles.expand(y, self.dispatch.sum_pairs(u, weights), down_site)
-            saved = [inner for inner in (u, t.rows, t.pairs) if inner is not None]
         return y, gate_up, saved
 
     def _inner(self, x: Tensor, products: PairProducts, adapters: ExpertTiles) -> Inner:
