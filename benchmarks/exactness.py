@@ -24,7 +24,6 @@ import torch
 from harness import Progress, argument_parser, machine, some_of, versions
 
 from palestra.model import Adapter, AdapterPool, Model, Sampler, Trainer, TrainItem, encode
-from palestra.model.numerics import set_numerics
 from palestra.model.quantised.forms import FORM_NAMES, FORMS
 from palestra.testing.drawn_model import draw_model
 from palestra.testing.random_model import SHAPES
@@ -130,8 +129,6 @@ def main() -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device here; run with --device cpu, or see: palestra doctor", file=sys.stderr)
         return 2
-    if args.device == "cuda":
-        set_numerics("exact")
     progress, cells = Progress(), []
     for name in args.models:
         family, sizes, overrides = MODELS[name]

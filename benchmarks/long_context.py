@@ -44,7 +44,6 @@ from peers.workloads import TrainWork, training_contender
 from palestra.memory_plan.model_plan import PlanRequest, plan_memory
 from palestra.model import Adapter, ModelSpec, Sampler, Trainer
 from palestra.model.loading.parameter_counts import count_parameters
-from palestra.model.numerics import set_numerics
 from palestra.model.quantised.forms import FORMS
 from palestra.testing.drawn_model import RandomWeights, draw_model
 from palestra.testing.random_config import PUBLISHED, SHAPES, random_config
@@ -253,8 +252,6 @@ def main() -> int:
         print("no CUDA device here; run without --device, or see: palestra doctor", file=sys.stderr)
         return 2
     progress = Progress()
-    if args.device == "cuda":
-        set_numerics("exact")
     bench = Bench(args, ON_GPU if args.device == "cuda" else ON_CPU, progress)
     rows: list[Row] = []
     for setup in args.rows:

@@ -12,6 +12,7 @@ from torch import Tensor
 from palestra.model import Decoder, Model, ModelSpec
 from palestra.model.loading.weight_files import WeightFiles
 from palestra.model.loading.weights import lay_out
+from palestra.model.numerics import set_numerics
 from palestra.model.quantised.forms import Form
 from palestra.testing.random_config import PUBLISHED, SHAPES, Shape, random_config
 from palestra.testing.random_model import draw, parameters_of
@@ -25,11 +26,14 @@ def draw_model(
     overrides: dict[str, Any] | None = None,
     form: Form | None = None,
 ) -> Model:
-    """`form`: of 8 or 4 bits, in which the weights of linear layers are kept."""
+    """`form`: of 8 or 4 bits, in which the weights of linear layers are kept. Numerics are exact on a GPU, as those of
+    models from files."""
     config = random_config(family, shape if isinstance(shape, Shape) else SHAPES[shape], overrides=overrides) | {
         "dtype": dtype
     }
     spec, where = ModelSpec.from_config(config), torch.device(device)
+    if where.type == "cuda":
+        set_numerics("exact")
     weights = lay_out(RandomWeights(config, where), spec, getattr(torch, dtype), where, form)
     return Model(Path("memory"), spec, Decoder(spec, weights), form.name if form else None)
 

@@ -94,35 +94,44 @@ def _route_kernel(
 
 
 @triton.jit
+def _count(NUMBERS, block, n_pairs, EB: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr):
+    counts = tl.zeros((EB,), tl.int32)
+    for start in range(block * PAIRS, tl.minimum((block + 1) * PAIRS, n_pairs), STEP):
+        p = start + tl.arange(0, STEP)
+        own = tl.load(NUMBERS + p, mask=p < n_pairs, other=-1).to(tl.int32)
+        counts += tl.sum((own[:, None] == tl.arange(0, EB)[None]).to(tl.int32), 0)
+    return counts
+
+
+@triton.jit
 def _count_kernel(NUMBERS, COUNTS, n_pairs, E, EB: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr):
     """COUNTS[block] = how many pairs of a block visit each expert."""
     block, e = tl.program_id(0), tl.arange(0, EB)
-    counts = tl.zeros((EB,), tl.int32)
-    for start in range(0, PAIRS, STEP):
-        p = block * PAIRS + start + tl.arange(0, STEP)
-        own = tl.load(NUMBERS + p, mask=p < n_pairs, other=-1).to(tl.int32)
-        counts += tl.sum((own[:, None] == e[None]).to(tl.int32), 0)
+    counts = _count(NUMBERS, block, n_pairs, EB, PAIRS, STEP)
     tl.store(COUNTS + block * E + e, counts, mask=e < E)
 
 
 @triton.jit
 def _place_kernel(
     NUMBERS, COUNTS, ORDER, PLACES, ENDS, TILES, n_pairs, n_blocks, n_tiles, E,
-    EB: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr, BM: tl.constexpr,
+    IS_ONE_BLOCK: tl.constexpr, EB: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """Places of a block's pairs: behind those of the experts before, and of the same expert in earlier blocks. The
-    last program cuts tiles."""
+    """Places of a block's pairs: behind those of the experts before, and of the same expert in earlier blocks, whose
+    COUNTS are there, unless all pairs are one block. The programs behind those of blocks cut STEP tiles each."""
     block, e, s = tl.program_id(0), tl.arange(0, EB), tl.arange(0, STEP)
     total, before = tl.zeros((EB,), tl.int32), tl.zeros((EB,), tl.int32)
-    for start in range(0, n_blocks, STEP):
-        b = (start + s)[:, None]
-        counts = tl.load(COUNTS + b * E + e[None], mask=(b < n_blocks) & (e < E)[None], other=0)
-        total += tl.sum(counts, 0)
-        before += tl.sum(tl.where(b < block, counts, 0), 0)
+    if IS_ONE_BLOCK:
+        total = _count(NUMBERS, 0, n_pairs, EB, PAIRS, STEP)
+    else:
+        for start in range(0, n_blocks, STEP):
+            b = (start + s)[:, None]
+            counts = tl.load(COUNTS + b * E + e[None], mask=(b < n_blocks) & (e < E)[None], other=0)
+            total += tl.sum(counts, 0)
+            before += tl.sum(tl.where(b < block, counts, 0), 0)
     first = tl.cumsum(total, 0) - total
     if block < n_blocks:
-        for start in range(0, PAIRS, STEP):
-            p = block * PAIRS + start + s
+        for start in range(block * PAIRS, tl.minimum((block + 1) * PAIRS, n_pairs), STEP):
+            p = start + s
             own = tl.load(NUMBERS + p, mask=p < n_pairs, other=-1).to(tl.int32)
             place = tl.sum(tl.where(own[:, None] == e[None], (first + before)[None], 0), 1)
             place += tl.sum(((own[:, None] == own[None]) & (s[None] < s[:, None])).to(tl.int32), 1)
@@ -130,19 +139,16 @@ def _place_kernel(
             tl.store(PLACES + p, tl.where(own >= 0, place, -1), mask=p < n_pairs)
             tl.store(ORDER + place, p, mask=own >= 0)
     else:
-        tl.store(ENDS + e, first + total, mask=e < E)
+        tl.store(ENDS + e, first + total, mask=e < tl.where(block == n_blocks, E, 0))
         per_expert = (total + BM - 1) // BM
-        ends = tl.cumsum(per_expert, 0)
-        for start in range(0, n_tiles, STEP):
-            t = start + s
-            expert = tl.sum((ends[:, None] <= t[None]).to(tl.int32), 0)
-            is_mine = e[:, None] == expert[None]
-            done = (t - tl.sum(tl.where(is_mine, (ends - per_expert)[:, None], 0), 0)) * BM
-            left = tl.sum(tl.where(is_mine, total[:, None], 0), 0) - done
-            is_tile = t < n_tiles
-            tl.store(TILES + t * 3, tl.where(expert < E, expert, -1), mask=is_tile)
-            tl.store(TILES + t * 3 + 1, tl.sum(tl.where(is_mine, first[:, None], 0), 0) + done, mask=is_tile)
-            tl.store(TILES + t * 3 + 2, tl.minimum(left, BM), mask=is_tile)
+        ends, t = tl.cumsum(per_expert, 0), (block - n_blocks) * STEP + s
+        expert = tl.sum((ends[:, None] <= t[None]).to(tl.int32), 0)
+        is_own, is_tile = e[:, None] == expert[None], t < n_tiles
+        done = (t - tl.sum(tl.where(is_own, (ends - per_expert)[:, None], 0), 0)) * BM
+        left = tl.sum(tl.where(is_own, total[:, None], 0), 0) - done
+        tl.store(TILES + t * 3, tl.where(expert < E, expert, -1), mask=is_tile)
+        tl.store(TILES + t * 3 + 1, tl.sum(tl.where(is_own, first[:, None], 0), 0) + done, mask=is_tile)
+        tl.store(TILES + t * 3 + 2, tl.minimum(left, BM), mask=is_tile)
 
 
 def choose(
@@ -204,10 +210,15 @@ def sort_pairs(numbers: Tensor, n_experts: int) -> SortedPairs:
     places = torch.empty(numbers.shape, dtype=torch.int32, device=device)
     ends = torch.empty(n_experts, dtype=torch.int32, device=device)
     tiles = torch.empty(n_tiles, 3, dtype=torch.int32, device=device)
-    size = {"EB": triton.next_power_of_2(n_experts), "PAIRS": PAIRS, "STEP": 32, "num_warps": 4}
-    _count_kernel[(n_blocks,)](numbers, counts, n_pairs, n_experts, **size)
-    _place_kernel[(n_blocks + 1,)](
-        numbers, counts, order, places, ends, tiles, n_pairs, n_blocks, n_tiles, n_experts, BM=tile_pairs, **size
+    step = min(32, max(8, triton.next_power_of_2(n_pairs)))
+    size = {"EB": triton.next_power_of_2(n_experts), "PAIRS": PAIRS, "STEP": step, "num_warps": 4}
+    if n_blocks > 1:
+        _count_kernel[(n_blocks,)](numbers, counts, n_pairs, n_experts, **size)
+    _place_kernel[(n_blocks + triton.cdiv(n_tiles, step),)](
+        *(numbers, counts, order, places, ends, tiles, n_pairs, n_blocks, n_tiles, n_experts),
+        IS_ONE_BLOCK=n_blocks == 1,
+        BM=tile_pairs,
+        **size,
     )
     return SortedPairs(order, places, ends, tiles, tile_pairs)
 
