@@ -2,9 +2,9 @@
 
 `grouped_product` is rows times the matrices of their experts, and adds what adapters have for each expert inside of the
 product; `grouped_shrink` is such rows times the A of their adapter and expert; `sum_pairs` weighs and sums what a row's
-experts returned. A tile has pairs of one expert and of any adapters: it adds each adapter's part to all its pairs, and
-every pair takes its own. Terms are added in the order of the inner dimension whatever the tile, so a pair's bits do not
-depend on the others.
+experts returned. A tile has pairs of one expert and of any adapters: it computes each adapter's part of all its pairs,
+and every pair takes its own. Terms are added in the order of the inner dimension whatever the tile, so a pair's bits do
+not depend on the others.
 """
 
 # pyright: reportCallIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
@@ -23,16 +23,6 @@ from palestra.model.kernels.routing import SortedPairs
 from palestra.model.lora.layout import OWN_ENTRY
 
 SUM_COLUMNS = 1024
-
-
-@triton.jit
-def _adapter(LORA, BASES, OFFSETS, SCALES, number, o_stride, entry, b_entry):
-    """Where an adapter's numbers begin and its B stands (-1: it has none), its rank, its scale, and whether all experts
-    share its A. A number below 0 is not used."""
-    number = tl.maximum(number, 0)
-    rank, offsets = tl.load(LORA + number * 4 + 2), OFFSETS + tl.load(LORA + number * 4 + 3) * o_stride
-    base, scale = tl.load(BASES + number), tl.load(SCALES + number)
-    return base, tl.load(offsets + b_entry), rank, scale, tl.load(offsets + entry) >= 0
 
 
 @triton.jit
@@ -73,21 +63,19 @@ def _grouped_product_kernel(
         if HAS_LORA:
             owner = tl.load(OWNERS + row, mask=is_pair & (row < n_owners), other=-1)
             some = tl.max(owner, 0)
-            is_alone = tl.min(tl.where(is_pair, owner, some), 0) == some
-            ahead = _adapter(LORA, BASES, OFFSETS, SCALES, some, o_stride, entry, b_entry + part)
             while some >= 0:
-                base, offset, rank, scale, is_shared = ahead
-                is_own = (owner == some)[:, None]
-                some = tl.max(tl.where(owner < some, owner, -1), 0)
-                ahead = _adapter(LORA, BASES, OFFSETS, SCALES, some, o_stride, entry, b_entry + part)
+                rank, layout = tl.load(LORA + some * 4 + 2), tl.load(LORA + some * 4 + 3)
+                offset = tl.load(OFFSETS + layout * o_stride + b_entry + part)
                 if offset >= 0:
-                    B = base.to(tl.pointer_type(DTYPE)) + offset + expert * rank * N
+                    B = tl.load(BASES + some).to(tl.pointer_type(DTYPE)) + offset + expert * rank * N
+                    is_shared = False
+                    if HAS_ROWS:
+                        is_shared = tl.load(OFFSETS + layout * o_stride + entry) >= 0
+                    own = tl.zeros((BM, BN), tl.float32)
                     for start in range(0, rank, BR):
                         j = start + tl.arange(0, BR)
-                        b_place = B + j.to(tl.int64)[:, None] * N + n[None]
-                        b = tl.load(b_place, mask=(j < rank)[:, None] & in_n[None], other=0.0)
-                        in_t, t_column = is_own & (j < rank)[None], part * rank + j[None]
-                        if HAS_ROWS & is_shared:
+                        in_t, t_column = is_pair[:, None] & (j < rank)[None], part * rank + j[None]
+                        if is_shared:
                             t_row = T + row.to(tl.int64)[:, None] * t_stride + t_column
                             total = tl.load(t_row, mask=in_t, other=0.0).to(tl.float32)
                             for chunk in range(1, N_CHUNKS):
@@ -95,9 +83,11 @@ def _grouped_product_kernel(
                             t = total.to(DTYPE)
                         else:
                             t = tl.load(T_PAIRS + place[:, None] * p_stride + t_column, mask=in_t, other=0.0)
-                        t = (t.to(tl.float32) * scale).to(DTYPE)
-                        # others' rows are not multiplied by zeros: what an adapter has may not be a number
-                        acc = tl.dot(t, b, acc) if is_alone else tl.where(is_own, tl.dot(t, b, acc), acc)
+                        b_place = B + j.to(tl.int64)[:, None] * N + n[None]
+                        b = tl.load(b_place, mask=(j < rank)[:, None] & in_n[None], other=0.0)
+                        own = tl.dot(t, b, own)
+                    acc = tl.where((owner == some)[:, None], tl.fma(own, tl.load(SCALES + some), acc), acc)
+                some = tl.max(tl.where(owner < some, owner, -1), 0)
         out = OUT + place[:, None] * (N_PARTS * N) + column[None]
         tl.store(out, acc.to(OUT.dtype.element_ty), mask=is_pair[:, None] & in_n[None])
 
@@ -256,7 +246,7 @@ class PairProducts:
         out = torch.empty(len(order), parts * n, dtype=x.dtype, device=x.device)
         t_rows = out if inner is None or inner.rows is None else inner.rows
         t_pairs = out if inner is None or inner.pairs is None else inner.pairs
-        tile = _tile_of(pairs.tile_pairs, n, x.device)
+        tile = _tile_of(pairs.tile_pairs, n, x.device, has_adapters=inner is not None)
         if len(order):
             _grouped_product_kernel[(parts * triton.cdiv(n, tile["BN"]), len(pairs.tiles))](
                 *(x, weight, weight if bias is None else bias, out, order, pairs.tiles, t_rows, t_pairs),
@@ -316,13 +306,14 @@ class PairProducts:
         return (0, 0) if self.lora is None else (self.lora.offsets.stride(0), len(self.lora.owners))
 
 
-def _tile_of(pairs: int, n: int, device: torch.device) -> dict[str, int]:
-    """The fastest that were tried on an H200. None of them changes a bit."""
+def _tile_of(pairs: int, n: int, device: torch.device, *, has_adapters: bool) -> dict[str, int]:
+    """The fastest that were tried on an H200. None of them changes a bit. Adapters of a tile wait for each other, so
+    that smaller steps, and more tiles at a time, are faster with them."""
     columns = min(128, max(16, triton.next_power_of_2(n)))
     is_roomy = kernels.is_roomy(device)
     return {
         "BN": columns,
-        "BK": 128 if pairs <= 32 and is_roomy else 64,
+        "BK": 128 if pairs <= 32 and is_roomy and not has_adapters else 64,
         "num_warps": 4 if pairs < 128 else 8,
         "num_stages": 3 if is_roomy else 2,
     }

@@ -24,6 +24,8 @@ from palestra.model.lora.buckets import RowRun
 from palestra.model.lora.layout import SiteName
 from palestra.model.mlp.routing import Dispatch
 
+SUM_ROWS = 512
+
 
 @dataclass(slots=True)
 class _ExpertRun:
@@ -114,7 +116,7 @@ class ExpertLora:
                 run.add(dx_pairs, dispatch.product(d_pairs, a), 1.0)
             return
         d_rows = dispatch.sum_pairs(d_pairs)
-        run.gradient(name)[0].add_(d_rows.T @ x)
+        run.gradient(name)[0].add_(_over_rows(d_rows, x))
         if dx is not None:
             dx[run.rows].addmm_(d_rows, a[0])
 
@@ -151,10 +153,20 @@ class ExpertLora:
         b, of_pair = run.b(name), weights.flatten()[dispatch.order, None].to(inner.dtype)
         if len(b) == 1:
             d_pairs = (dy @ b[0].T).mul_(scale).index_select(0, dispatch.rows)
-            run.gradient(name, 0)[0].add_(dispatch.sum_pairs(inner, weights).T @ dy, alpha=scale)
+            run.gradient(name, 0)[0].add_(_over_rows(dispatch.sum_pairs(inner, weights), dy), alpha=scale)
         else:
             dy_pairs = dy.index_select(0, dispatch.rows)
             d_pairs = dispatch.product(dy_pairs, b.mT).mul_(scale)
             dispatch.add_gradient(run.gradient(name, 0), inner * (of_pair * scale), dy_pairs)
         run.add(d_activated, dispatch.product(d_pairs, run.a(name)), 1.0)
         dispatch.add_gradient(run.gradient(name), d_pairs * of_pair, activated)
+
+
+def _over_rows(left: Tensor, right: Tensor) -> Tensor:
+    """left^T right. With exact numerics a GPU gives a sum to one program however long it is: it gets shorter ones."""
+    whole = len(left) // SUM_ROWS * SUM_ROWS
+    if left.dtype == torch.float32 or not left.is_cuda or whole <= SUM_ROWS:
+        return left.T @ right
+    parts, others = (x[:whole].unflatten(0, (-1, SUM_ROWS)) for x in (left, right))
+    total = torch.bmm(parts.mT, others, out_dtype=torch.float32).sum(0)
+    return total if whole == len(left) else total + left[whole:].T @ right[whole:]
