@@ -99,7 +99,7 @@ def _grouped_shrink_kernel(
     BM: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """T[place] = X A^T, with the A [parts * rank, K] of each pair's adapter and expert. The adapters of a tile are
-    dealt to SHARES programs (axis 2)."""
+    dealt to SHARES programs (axis 2) by their numbers."""
     tile, j = tl.program_id(1), tl.program_id(0) * BR + tl.arange(0, BR)
     expert = tl.load(TILES + tile * 3).to(tl.int64)
     if expert >= 0:
@@ -112,14 +112,13 @@ def _grouped_shrink_kernel(
             x_row = row.to(tl.int64)
         x_place = X + x_row[:, None] * x_stride + k[None]
         owner = tl.load(OWNERS + row, mask=is_pair & (row < n_owners), other=-1)
-        found, turn = tl.zeros((BM, BR), tl.float32), 0
-        is_mine = owner < -1
+        owner = tl.where(owner % SHARES == tl.program_id(2), owner, -1)
+        found, is_mine = tl.zeros((BM, BR), tl.float32), owner < -1
         some = tl.max(owner, 0)
         while some >= 0:
             ranks, layout = tl.load(LORA + some * 4 + 2) * N_PARTS, tl.load(LORA + some * 4 + 3)
             offset = tl.load(OFFSETS + layout * o_stride + entry)
-            is_next = turn % SHARES == tl.program_id(2)
-            if is_next & (offset >= 0) & (tl.program_id(0) * BR < ranks):
+            if (offset >= 0) & (tl.program_id(0) * BR < ranks):
                 A = tl.load(BASES + some).to(tl.pointer_type(DTYPE)) + offset + expert * ranks * K
                 a_place = A + j.to(tl.int64)[None] * K + k[:, None]
                 own = tl.zeros((BM, BR), tl.float32)
@@ -134,7 +133,6 @@ def _grouped_shrink_kernel(
                     own = tl.dot(x, a, own)
                 found = tl.where((owner == some)[:, None], own, found)
                 is_mine |= owner == some
-            turn += 1
             some = tl.max(tl.where(owner < some, owner, -1), 0)
         t_place = T + place[:, None] * t_stride + j[None]
         tl.store(t_place, found.to(T.dtype.element_ty), mask=(is_pair & is_mine)[:, None] & (j < t_stride)[None])
