@@ -23,6 +23,8 @@ pytestmark = [
 ]
 START_S = 300.0  # kernels are compiled at the first start
 CROWD = 1000
+FAMILIES = ("qwen3", "qwen3_moe", "qwen3_5", "nemotron_h")
+"""Dense, with experts, with delta nets, with Mamba-2 and experts."""
 MakeServer = Callable[..., Server]
 
 
@@ -35,16 +37,17 @@ class GpuServer(Server):
         return self
 
 
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def make_model(folder: Path, family: str = "qwen3") -> Path:
     from palestra.testing.random_model import make_random_model
 
-    return make_random_model(tmp_path_factory.mktemp("gpu") / "small", shape="small", dtype="bfloat16")
+    return make_random_model(folder, family=family, shape="small", dtype="bfloat16")
 
 
-@pytest.fixture(scope="module")
-def gpu(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[Server]:
-    with GpuServer(tmp_path_factory.mktemp("server"), model_folder, "models.0.cache_tokens=200000") as server:
+@pytest.fixture(scope="module", params=FAMILIES)
+def gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_model(folder / "model", request.param)
+    with GpuServer(folder / "server", model, "models.0.cache_tokens=200000") as server:
         yield server.start()
 
 
@@ -79,6 +82,7 @@ def test_a_killed_worker_ends_at_the_same_bits(gpu: Server) -> None:
     assert_same_bits(weights(gpu, again), truth)
 
 
+@pytest.mark.parametrize("gpu", ["qwen3"], indirect=True)
 def test_a_crowd_of_chats_is_answered_and_a_seeded_one_does_not_notice(gpu: Server) -> None:
     async def ask(client: openai.AsyncOpenAI, number: int) -> str:
         stream = await client.chat.completions.create(
@@ -103,8 +107,8 @@ def test_a_crowd_of_chats_is_answered_and_a_seeded_one_does_not_notice(gpu: Serv
 
 
 @pytest.fixture
-def short_of_memory(tmp_path: Path, model_folder: Path) -> Iterator[Server]:
-    with GpuServer(tmp_path, model_folder, "models.0.cache_tokens=512") as server:
+def short_of_memory(tmp_path: Path) -> Iterator[Server]:
+    with GpuServer(tmp_path / "server", make_model(tmp_path / "model"), "models.0.cache_tokens=512") as server:
         server.sabotage("""
             import torch
             total = torch.cuda.get_device_properties(0).total_memory
