@@ -15,10 +15,10 @@ from palestra.view.rollouts.rollout_detail import read_rollout
 from palestra.view.rollouts.rollout_list import RolloutQuery, list_rollouts
 from palestra.view.runs.catalogue import Catalogue
 from tests.training.test_same_bits import state_of
-from tests.training.trainers import SMALL, TOOLS, finish, kill, merged, start, train, wait_for_steps
+from tests.training.trainers import SMALL, finish, kill, merged, start, train, wait_for_steps
 
 FORKED = {
-    **TOOLS,
+    "environments": [{"name": "stockroom", "extras": {"max_turns": 3}}],
     "rollout": {"group_size": 2, "groups_per_step": 1, "branch": {"at": "each_turn", "width": 1, "budget": 60}},
     "data": {"zero_variance": "keep"},
     "steps": 2,

@@ -28,7 +28,7 @@ from palestra.training.tinker_policy import TinkerPolicy
 from palestra.types import AdamParams, SamplingParams, StopReason
 from palestra.types.rollouts import Group, Rollout, RolloutStop, Task, TrainSequence, Turn
 from tests.server.model_api.conftest import Ephebe
-from tests.training.trainers import SMALL, kill, merged, start, train, wait_for_steps
+from tests.training.trainers import FEW, SMALL, kill, merged, start, train, wait_for_steps
 
 COLLAPSE = Path(__file__).parents[1] / "fixtures" / "collapse"
 """The update of a real run that took it from 0.965 to 0.430 (its README)."""
@@ -271,7 +271,7 @@ KEPT = {"data": {"zero_variance": "drop", "min_informative_groups": 3}, "rollout
 
 
 def test_an_undone_update_is_an_event_and_metrics(run_training):
-    run = run_training("guarded", steps=2, update_guard={"max_kl": 1e-4})
+    run = run_training("guarded", steps=2, rollout=FEW, update_guard={"max_kl": 1e-4})
     rows = run.read_metrics()
     assert all(row["guard/kl"] <= 1e-4 for row in rows)
     assert any(row["guard/undone"] for row in rows)
@@ -284,7 +284,8 @@ def test_an_undone_update_is_an_event_and_metrics(run_training):
 def test_the_guard_changes_nothing_where_updates_are_small(run_training):
     curves = []
     for name, enabled in (("with", True), ("without", False)):
-        rows = run_training(name, steps=3, update_guard={"enabled": enabled}, optimizer={"lr": 1e-4}).read_metrics()
+        settings = {"steps": 2, "rollout": FEW, "optimizer": {"lr": 1e-4}}
+        rows = run_training(name, update_guard={"enabled": enabled}, **settings).read_metrics()
         curves.append([(row["reward/mean"], row["optim/grad_norm"]) for row in rows])
     assert curves[0] == curves[1]
 

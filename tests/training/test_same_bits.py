@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 from palestra.runs.reader import RunReader
 from palestra.runs.saved_checkpoints import find_checkpoint
-from tests.training.trainers import finish, kill, start, wait_for_steps
+from tests.training.trainers import FEW, TOOLS, finish, kill, start, wait_for_steps
 
-TURNS = {"environments": [{"name": "stockroom"}], "steps": 2, "checkpoint": {"every": 2}}
+TURNS = {**TOOLS, "rollout": FEW, "steps": 2, "checkpoint": {"every": 2}}
 """Rollouts of several turns: their requests meet in other batches each time."""
 
 
@@ -26,7 +26,13 @@ def figures(run: RunReader) -> list[list[Any]]:
     return [[row.get(name) for name in names] for row in run.read_metrics()]
 
 
-@pytest.mark.parametrize("settings", [{}, {"algorithm": {"minibatches": 2, "loss": "ppo"}}], ids=["one", "minibatches"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="one"),
+        pytest.param({"algorithm": {"minibatches": 2, "loss": "ppo"}}, id="minibatches"),
+    ],
+)
 def test_two_runs_of_one_seed_take_the_same_steps(run_training, settings):
     once, again = (run_training(name, **TURNS, **settings) for name in ("once", "again"))
     assert figures(once) == figures(again)

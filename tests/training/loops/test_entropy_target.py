@@ -76,15 +76,12 @@ def test_a_first_bonus_above_its_maximum_is_refused():
 
 def test_a_resumed_run_goes_on_with_the_coefficient_it_had(ephebe_url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    algorithm = {"entropy": {"target": 9.0, "rate": 0.002, "max_bonus": 0.005}}
-    settings = {"server": ephebe_url, "steps": 4, "rollout": FEW, "algorithm": algorithm, "checkpoint": {"every": 1}}
+    algorithm = {"entropy": {"target": 9.0, "rate": 0.002, "max_bonus": 0.003}}
+    settings = {"server": ephebe_url, "steps": 1, "rollout": FEW, "algorithm": algorithm, "checkpoint": {"every": 1}}
     (tmp_path / "run.json").write_text(json.dumps(merged(SMALL, settings)))
-    for arguments in (["run.json", "--name", "whole"], ["run.json", "--name", "cut", "steps=2"]):
-        code, said = train(*arguments)
-        assert code == 0, said
-    code, said = train("--resume", "cut", "steps=4")
-    assert (code, "continuing after step 2" in said) == (0, True), said
-    whole, cut = (RunReader(tmp_path / "runs" / name).read_metrics() for name in ("whole", "cut"))
-    assert [row["entropy/bonus"] for row in cut] == pytest.approx([0, 0.002, 0.004, 0.005])
-    assert [row["entropy/bonus"] for row in cut] == [row["entropy/bonus"] for row in whole]
-    assert [row["reward/mean"] for row in cut] == [row["reward/mean"] for row in whole]
+    code, said = train("run.json", "--name", "cut")
+    assert code == 0, said
+    code, said = train("--resume", "cut", "steps=3")
+    assert (code, "continuing after step 1" in said) == (0, True), said
+    rows = RunReader(tmp_path / "runs" / "cut").read_metrics()
+    assert [row["entropy/bonus"] for row in rows] == pytest.approx([0, 0.002, 0.003])
