@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,12 +94,17 @@ def _facts(name: str) -> JsonObject:
         facts["about"] = lines[0] if lines else env_class.__name__
         tasks: Any = getattr(env_class, "tasks", None)
         if tasks is not None:
-            facts |= {f"{split}_tasks": len(list(tasks(split))) for split in ("train", "eval")}
+            facts |= {f"{split}_tasks": _count(tasks(split)) for split in ("train", "eval")}
     except TaskFileError as error:  # such as a benchmark's files, which are not here
         return facts | {"problem": str(error)}
     except Exception as error:  # boundary: an environment's own module; listed with the reason
         return facts | {"about": "", "problem": " ".join(f"{type(error).__name__}: {error}".split())}
     return facts
+
+
+def _count(tasks: Iterable[Any]) -> int:
+    """Makes no task, where their number is known without: some have a picture to draw."""
+    return len(tasks) if isinstance(tasks, Sized) else sum(1 for _ in tasks)
 
 
 def find_task(environments: EnvironmentSet, name: str, task_id: str | None, *, with_eval: bool) -> Task:

@@ -8,6 +8,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -91,11 +92,17 @@ def plan_serving(models: list[ModelConfig], memory_bytes: int | None = None) -> 
     return plan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class _Facts:
+    """What a model needs, which is found once for the hundreds of settings that advice tries."""
+
     spec: ModelSpec
     stored: dict[str, tuple[int, ...]]
     """Shapes by name."""
+
+    def __post_init__(self) -> None:
+        for compute in (self.layer_products, self.weights, self.own, self.adapter_numbers):
+            object.__setattr__(self, compute.__name__, cache(compute))
 
     @classmethod
     def of(cls, model: ModelConfig) -> _Facts:
@@ -110,6 +117,16 @@ class _Facts:
                 layer = re.search(LAYER, name)
                 found[layer.group() if layer else ""] += prod(shape) * item
         return found
+
+    def weights(self, form: str | None, item: int, sees: bool) -> tuple[int, int]:
+        return weight_bytes(self.stored, FORMS.get(form or ""), item, sees=sees)
+
+    def own(self, tensor: int) -> ModelSpec:
+        """The first rank's part of the model."""
+        return TensorShard(0, tensor).spec(self.spec)
+
+    def adapter_numbers(self, tensor: int) -> int:
+        return Layout.of(self.own(tensor), LoraConfig(rank=LORA_RANK)).size
 
 
 def _ranks_of(model: ModelConfig, facts: _Facts, devices: list[str], memory: Mapping[str, int]) -> list[RankPlan]:
@@ -127,17 +144,16 @@ def _ranks_of(model: ModelConfig, facts: _Facts, devices: list[str], memory: Map
 
 def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples: bool) -> dict[str, int]:
     spec, kind, tensor = facts.spec, device.partition(":")[0], model.parallel.tensor
-    own, context = TensorShard(0, tensor).spec(spec), model.parallel.context
+    own, context = facts.own(tensor), model.parallel.context
     require_divisible_heads(own, context)
     item = 2 if model.weights == "bf16" else DTYPE_BYTES.get(model.dtype or spec.dtype, 4)
     sees = spec.tower is not None and len(model.devices) == 1
-    weights, scratch = weight_bytes(facts.stored, FORMS.get(model.weights or ""), item, sees=sees)
+    weights, scratch = facts.weights(model.weights, item, sees)
     layers = facts.layer_products(item)
     weights -= layers.total() - layers.total() // max(model.parallel.shard, tensor)
     gathered = GATHERED_LAYERS * max(layers.values(), default=0) if model.parallel.shard > 1 else 0
     tokens = model.micro_batch_tokens or token_budget(count_parameters(spec), kind)
-    lora = LoraConfig(rank=LORA_RANK)
-    row, part = Layout.of(spec, lora).size, Layout.of(own, lora).size
+    row, part = facts.adapter_numbers(1), facts.adapter_numbers(tensor)
     copies = (item if item < 4 or tensor > 1 else 0) + (4 if tensor > 1 else 0)  # what products read and add to
     parts = {
         "weights": weights,
