@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import distributions
+from pathlib import Path
 
 from palestra.config.redaction import redact
 from palestra.util.json_types import JsonObject
@@ -23,7 +24,7 @@ def gather_facts() -> JsonObject:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": platform.node(),
-        "git_commit": git_commit(),
+        "git_commit": git_commit(Path.cwd()),
         "packages": installed_packages(),
     }
 
@@ -35,11 +36,13 @@ def installed_packages() -> dict[str, str]:
     return dict(sorted((found.name, found.version) for found in distributions() if found.name))
 
 
-def git_commit() -> str | None:
-    """The commit of the current folder; `-dirty` when files differ from it. None outside a repository."""
+@cache
+def git_commit(folder: Path) -> str | None:
+    """The commit of a folder; `-dirty` when files differ from it. None outside a repository. Looked up once, as git
+    compares all files: what this process has imported is what was there when it began."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None

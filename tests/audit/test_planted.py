@@ -32,7 +32,7 @@ def shown(report: AuditReport) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "environment", [planted.Sum, planted.SumWithoutGold, planted.SumWithVerdict, planted.Tries, planted.Box]
+    "environment", [slow(planted.Sum), planted.SumWithoutGold, slow(planted.SumWithVerdict), planted.Tries, planted.Box]
 )
 def test_nothing_is_found_in_a_sound_environment(environment: type) -> None:
     report = audited(environment, replace(QUICK, in_a_row=24))

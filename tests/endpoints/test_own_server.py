@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from palestra.cli import main
 from palestra.endpoints.own_server import own_server
 from palestra.rollouts.policy_sampler import PolicyError
 
@@ -35,13 +35,13 @@ def test_a_model_that_never_fits_is_refused_before_it_starts(micro_model: Path, 
 
 
 def test_a_plan_is_printed_as_json(micro_model: Path) -> None:
-    command = [sys.executable, "-m", "palestra.cli", "serve", "--model", str(micro_model), "--name", "small"]
+    command = ["serve", "--model", str(micro_model), "--name", "small"]
     asked = [*command, "--device", "cpu", "--dry-run", "--json"]
-    done = subprocess.run([*asked, "--memory", "400MB"], capture_output=True, text=True, check=False)
+    done = CliRunner().invoke(main, [*asked, "--memory", "400MB"])
     plan = json.loads(done.stdout)
-    assert (done.returncode, plan["too_full"], plan["memory"]) == (1, ["cpu"], {"cpu": 400_000_000})
+    assert (done.exit_code, plan["too_full"], plan["memory"]) == (1, ["cpu"], {"cpu": 400_000_000})
     assert plan["advice"] == {"small": ["models.0.cache_tokens=32768"]}
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
-    assert (done.returncode, json.loads(done.stdout)["too_full"]) == (0, [])
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
-    assert (done.returncode, "--json belongs to --dry-run" in done.stderr) == (2, True)
+    done = CliRunner().invoke(main, asked)
+    assert (done.exit_code, json.loads(done.stdout)["too_full"]) == (0, [])
+    done = CliRunner().invoke(main, [*command, "--json"])
+    assert (done.exit_code, "--json belongs to --dry-run" in done.stderr) == (2, True)
