@@ -128,7 +128,7 @@ PACKED = {
 }
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", PACKED)
 def test_a_packed_model_is_read_as_it_was_written(form, family, random_model, tmp_path):
     dtype, method, kept, allowed = PACKED[form]
@@ -182,7 +182,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("is_packed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_room_that_is_asked_for_is_what_files_take(is_packed, random_model, tmp_path):
     source = random_model(shape="tiny", dtype="bfloat16", tie=True)
     base = with_qwen_words(write_fp8(source, tmp_path / "fp8") if is_packed else source, tmp_path / "base")

@@ -70,15 +70,21 @@ def check_same_gradient(ours, truth):
         assert (gradient - truth[name]).norm() <= 1e-5 * truth[name].norm() + 1e-6 * whole, name
 
 
+EQUAL, SMALL = [16] * 22, [2, 3, 1, 4, 2, 3, 1, 2, 2, 1, 3, 5]
+RAGGED = [1, 2, 3, 17, 5, 33, 7, 64, 9, 18, 30, 4, 90, 1, 1, 40, 3]
+
+
 @pytest.mark.parametrize(
-    "lengths",
+    ("lengths", "base_rows"),
     [
-        pytest.param([16] * 22, id="equal"),
-        pytest.param([1, 2, 3, 17, 5, 33, 7, 64, 9, 18, 30, 4, 90, 1, 1, 40, 3], id="ragged"),
-        pytest.param([2, 3, 1, 4, 2, 3, 1, 2, 2, 1, 3, 5], id="small"),
+        pytest.param(EQUAL, False, id="equal"),
+        pytest.param(RAGGED, True, id="ragged-with-base"),
+        pytest.param(SMALL, True, id="small-with-base"),
+        pytest.param(EQUAL, True, id="equal-with-base", marks=pytest.mark.slow),
+        pytest.param(RAGGED, False, id="ragged", marks=pytest.mark.slow),
+        pytest.param(SMALL, False, id="small", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("base_rows", [False, True], ids=["adapters", "with-base"])
 def test_mixed_tenants_equal_alone(bench, lengths, base_rows):
     adapters = scattered_adapters(bench)
     if base_rows:
