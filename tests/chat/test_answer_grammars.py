@@ -163,7 +163,7 @@ def test_thoughts_that_the_prompt_has_opened_end_before_the_answer(follower: Fol
     assert not follower.accepts(grammar, "<think>no</think>no")
 
 
-@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("parallel", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_whatever_is_drawn_is_read_as_it_was_meant(follower: Follower, tools: ToolParser, parallel: bool) -> None:
     grammar = free(follower, tools, parallel=parallel)
     likely = (*tools.markers, *tools.openings, "<think>", "</think>", "<", "[", "<function_call>")
