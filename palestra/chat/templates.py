@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,12 +36,11 @@ class ChatTemplate:
         self._where = where
         self._variables = dict(variables)
         try:
-            self._compiled = {name: _ENVIRONMENT.from_string(source) for name, source in sources.items()}
+            self._compiled = {name: _compiled(source) for name, source in sources.items()}
         except jinja2.TemplateSyntaxError as error:
             raise ChatError(f"the chat template of {where} is broken in line {error.lineno}: {error.message}") from None
         self._names_thinking = any(THINKING_KEY.search(source) for source in sources.values())
-        parsed = (_ENVIRONMENT.parse(source) for source in sources.values())
-        self._read = frozenset[str]().union(*map(meta.find_undeclared_variables, parsed))
+        self._read = frozenset[str]().union(*map(_variables, sources.values()))
 
     def knows(self, variable: str) -> bool:
         """Whether the template reads this variable; others would change nothing."""
@@ -60,6 +60,17 @@ class ChatTemplate:
             raise ChatError(
                 f"the chat template of {self._where} refuses a conversation ({roles}): {type(error).__name__}: {error}"
             ) from error
+
+
+@lru_cache(maxsize=64)
+def _compiled(source: str) -> jinja2.Template:
+    """Compiled once: a run opens its model's template several times, and a server's runs are of a few models."""
+    return _ENVIRONMENT.from_string(source)
+
+
+@lru_cache(maxsize=64)
+def _variables(source: str) -> set[str]:
+    return meta.find_undeclared_variables(_ENVIRONMENT.parse(source))
 
 
 def has_template(folder: Path, tokenizer_config: JsonMapping) -> bool:

@@ -39,7 +39,7 @@ def taught(ephebe_url: str, tmp_path_factory: pytest.TempPathFactory) -> RunFold
     from palestra.runs.listener import Silence
     from palestra.training.launch import train as run
 
-    settings = {"server": ephebe_url, "runs": str(tmp_path_factory.mktemp("taught")), "name": "taught", "steps": 4}
+    settings = {"server": ephebe_url, "runs": str(tmp_path_factory.mktemp("taught")), "name": "taught", "steps": 2}
     config = load_train_config([], [], merged(SMALL, {**settings, "rollout": FEW, "optimizer": {"lr": 1e-2}}))
     with RunFolder.create(config.runs, "taught", config) as folder:
         asyncio.run(run(config, folder, Silence()))
@@ -89,16 +89,16 @@ def test_advantages_are_the_negative_reverse_kl(run_training, taught, ephebe_url
     """The student is the trained model, the teacher the base model, whose scores others can tell."""
     run = run_training(
         "student",
-        **merged(DISTILL, {"teachers": [{"model": "ephebe"}], "steps": 1}),
+        **merged(DISTILL, {"teachers": [{"model": "ephebe"}], "steps": 1, "rollout": {"groups_per_step": 3}}),
         model={"start_from": last_address(taught)},
         algorithm={"normalize": "none"},
         distillation={"kl_weight": 0.5},
     )
     rows = run.read_tokens(1)
-    assert len(rows) == 16
-    expected_scores = scores_of(ephebe_url, [row["prompt"] + row["turns"][0]["tokens"] for row in rows[:6]])
+    assert len(rows) == 6
+    expected_scores = scores_of(ephebe_url, [row["prompt"] + row["turns"][0]["tokens"] for row in rows])
     kl = []
-    for row, scores in zip(rows[:6], expected_scores, strict=True):
+    for row, scores in zip(rows, expected_scores, strict=True):
         (turn,) = row["turns"]
         scores = scores[-len(turn["tokens"]) :]
         kl += [own - other for own, other in zip(turn["logprobs"], scores, strict=True)]
