@@ -76,6 +76,9 @@ def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixtur
 
 
 def pytest_collection_finish() -> None:
+    for name in logging.root.manager.loggerDict:
+        if name.partition(".")[0] == "torch":
+            logging.getLogger(name).propagate = True  # else pytest attaches itself to each of forty, six times a test
     gc.freeze()
     gc.set_threshold(10_000)  # as the server; Python's default of 700 is reached in every test
     gc.enable()

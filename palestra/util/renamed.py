@@ -35,6 +35,7 @@ RENAMED_VALUES = {
     "agent.on_empty_patch": AGENT_WORTHS,
 }
 """Renamed values, by the old keys."""
+OLD_KEYS = {old: old.split(".") for old in (*RENAMED_KEYS, *RENAMED_VALUES)}
 
 
 def new_key(key: Key) -> Key | None:
@@ -44,8 +45,7 @@ def new_key(key: Key) -> Key | None:
 
 def _changed(key: Key) -> str | None:
     """The entry of the tables for a config's key."""
-    for old in {**RENAMED_KEYS, **RENAMED_VALUES}:
-        parts = old.split(".")
+    for old, parts in OLD_KEYS.items():
         if len(parts) == len(key) and all(one in ("*", part) for one, part in zip(parts, key, strict=True)):
             return old
     return None
