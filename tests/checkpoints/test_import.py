@@ -57,7 +57,15 @@ def run_import(*args: object) -> Result:
     return CliRunner().invoke(main, ["checkpoint", "import", *map(str, args)])
 
 
-@pytest.mark.parametrize("options", [{}, {"use_rslora": True}, {"target_modules": ["q_proj", "v_proj"]}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"use_rslora": True},
+        pytest.param({"target_modules": ["q_proj", "v_proj"]}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_an_adapter_of_peft_is_sampled_and_trained(server, client, tmp_path, options):
     theirs = make_adapter(tmp_path / "my adapter", **options)
     done = run_import(tmp_path / "my adapter", "--server", server.url, "--model", EPHEBE, "--json")

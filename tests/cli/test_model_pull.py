@@ -93,8 +93,8 @@ def test_a_model_is_fetched_and_then_known_by_its_id(hub, tmp_path, monkeypatch)
     ("hub_id", "parts"),
     [
         ("here/gated", ["here/gated is gated", "accept its terms", "HF_TOKEN"]),
-        ("here/none", ["there is no model here/none", "private"]),
-        ("not an id", ["'not an id' is not an id of the hub"]),
+        pytest.param("here/none", ["there is no model here/none", "private"], marks=pytest.mark.slow),
+        pytest.param("not an id", ["'not an id' is not an id of the hub"], marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_fetched_is_one_clear_line(hub, tmp_path, hub_id, parts):

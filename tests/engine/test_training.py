@@ -156,8 +156,15 @@ def test_a_short_request_is_done_before_a_long_one_of_somebody_else(desk: Any) -
     assert done == [short, long]
 
 
-@pytest.mark.parametrize("kind", ["forward", "backward"])
-@pytest.mark.parametrize("countdown", [0, 1])
+@pytest.mark.parametrize(
+    ("countdown", "kind"),
+    [
+        pytest.param(0, "forward", marks=pytest.mark.slow),
+        pytest.param(0, "backward", marks=pytest.mark.slow),
+        (1, "forward"),
+        (1, "backward"),
+    ],
+)
 def test_a_breakdown_fails_the_guilty_alone_and_its_gradient_is_as_before(
     faulty: Any, micro_model: Path, kind: str, countdown: int
 ) -> None:

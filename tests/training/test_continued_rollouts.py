@@ -54,9 +54,7 @@ async def sampled_over_an_update(url: str, keys: bool) -> tuple[list[SampledSequ
         return sequences, [[(await one.score(row))[len(PROMPT) :] for one in (old, new)] for row in rows]
 
 
-@pytest.mark.parametrize(
-    "keeps_keys", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["recompute", "keep"]
-)
+@pytest.mark.parametrize("keeps_keys", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["recompute", "keep"])
 def test_a_sample_goes_on_with_new_weights(ephebe_url, keeps_keys):
     sequences, scored = asyncio.run(sampled_over_an_update(ephebe_url, keeps_keys))
     for sequence, (before, after) in zip(sequences, scored, strict=True):

@@ -58,8 +58,8 @@ class LinearWeightsReader:
     def read(self, parts: Rows, inputs: int, cut: Cut | None = None) -> FrozenWeight:
         """Returns the parts one below the other, [all outputs, inputs]: one matrix product instead of several."""
         if cut is not None and self.tensor.ranks > 1:
-            return _by_columns(self._read_cut(parts, inputs, cut))
-        return _by_columns(self._read(parts, inputs, None, None))
+            return self._read_cut(parts, inputs, cut)
+        return self._read(parts, inputs, None, None)
 
     def read_stack(
         self,
@@ -188,11 +188,3 @@ class LinearWeightsReader:
         if is_kept:
             return self.files.packed_fp8(name, (shape[0], inputs), form.group_of(inputs))
         return quantise(self.files.tensor(name, (*shape, inputs)).to(self.device), form)
-
-
-def _by_columns(weight: FrozenWeight) -> FrozenWeight:
-    """On a CPU a float32 weight is kept column by column: products of 4 to 32 rows then take 0.5 to 0.7 of the time,
-    as the library need not transpose it first."""
-    if isinstance(weight, Tensor) and weight.device.type == "cpu" and weight.dtype == torch.float32:
-        return weight.T.contiguous().T
-    return weight

@@ -116,8 +116,11 @@ def branched() -> tuple[list[int], Branches]:
 
 @pytest.mark.parametrize(
     ("kv_heads", "window", "has_sinks", "tail"),
-    [(2, None, True, 0), (2, 20, False, 0), (1, None, False, 8)],
-    ids=["sinks", "window", "latent"],
+    [
+        pytest.param(2, None, True, 0, id="sinks"),
+        pytest.param(2, 20, False, 0, id="window", marks=pytest.mark.slow),
+        pytest.param(1, None, False, 8, id="latent"),
+    ],
 )
 def test_rows_that_several_sequences_share(
     kv_heads: int,

@@ -18,7 +18,7 @@ OUTPUTS, INPUTS = 70, 320  # no multiples of the tiles'
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("rows", [1, 20, 70])
+@pytest.mark.parametrize("rows", [1, pytest.param(20, marks=pytest.mark.slow), 70])
 def test_packed_products_agree_with_the_weight_written_out(
     form: str, rows: int, device: str, dtype: torch.dtype, assert_close: Callable[[Tensor, Tensor], None]
 ) -> None:

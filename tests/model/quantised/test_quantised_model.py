@@ -47,8 +47,11 @@ def write_rounded(source: Path, folder: Path, name: FormName) -> Path:
     ("family", "name"),
     [
         *(("qwen3", name) for name in FORM_NAMES),
-        *(("qwen3_5", "int8"), ("qwen3_moe", "int8"), ("qwen3_moe", "nf4")),
-        *(("nemotron_h", "int4"), ("gemma4", "int8"), ("gemma4_moe", "nf4"), ("deepseek_v3", "fp8")),
+        *(("qwen3_moe", "int8"), ("nemotron_h", "int4"), ("gemma4_moe", "nf4"), ("deepseek_v3", "fp8")),
+        *(
+            pytest.param(family, name, marks=pytest.mark.slow)
+            for family, name in (("qwen3_5", "int8"), ("qwen3_moe", "nf4"), ("gemma4", "int8"))
+        ),
     ],
 )
 def test_it_computes_what_a_plain_model_of_the_same_numbers_computes(random_model, tmp_path, family, name):

@@ -131,9 +131,7 @@ def test_a_call_of_a_paused_run_is_held(alice: Api) -> None:
     assert (line["tokens"], set(line["versions"])) == (whole(answer), {0, 1})  # what is read has none
 
 
-@pytest.mark.parametrize(
-    "keep_keys", [pytest.param(False, marks=pytest.mark.slow), True], ids=["recompute", "keep"]
-)
+@pytest.mark.parametrize("keep_keys", [pytest.param(False, marks=pytest.mark.slow), True], ids=["recompute", "keep"])
 def test_a_call_goes_on_with_newer_weights_between_two_tokens(
     alice: Api, bob: Api, sessions: list[str], keep_keys: bool
 ) -> None:

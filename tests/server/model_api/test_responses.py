@@ -76,7 +76,15 @@ ECHOES: dict[str, Callable[[Response], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("echo", "more"), [*((echo, {}) for echo in ECHOES), ("dicts", IDS)])
+@pytest.mark.parametrize(
+    ("echo", "more"),
+    [
+        ("objects", {}),
+        pytest.param("dicts", {}, marks=pytest.mark.slow),
+        pytest.param("texts and calls", {}, marks=pytest.mark.slow),
+        ("dicts", IDS),
+    ],
+)
 def test_an_agent_goes_on_from_the_ids_before(ephebe: Ephebe, ask: Ask, echo: str, more: dict[str, Any]) -> None:
     given: list[Any] = [{"role": "user", "content": QUESTION}]
     turns = 0
