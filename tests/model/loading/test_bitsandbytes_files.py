@@ -78,6 +78,13 @@ def rewrite_state(tensors: dict[str, Tensor], **fields: object) -> None:
     tensors[name] = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
 
 
+@pytest.fixture(scope="module")
+def sound(random_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sound") / "packed"
+    write_folder(random_model(shape="tiny"), folder, is_nested=False)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -93,9 +100,8 @@ def rewrite_state(tensors: dict[str, Tensor], **fields: object) -> None:
         (lambda t: t.update({f"{NAME}.quant_map": torch.zeros(8)}), "quant_map has 8 numbers, and needs 16"),
     ],
 )
-def test_what_is_broken_is_named(change, said, random_model, tmp_path):
-    folder = tmp_path / "packed"
-    write_folder(random_model(shape="tiny"), folder, is_nested=False)
+def test_what_is_broken_is_named(change, said, sound, tmp_path):
+    folder = shutil.copytree(sound, tmp_path / "packed")
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors")
