@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from palestra.types import LoraConfig
 from palestra.types.engine import CreateModel, EngineFailure
 from tests.engine.conftest import Driver
 from tests.engine.test_recovery import kill_and_compare
@@ -75,6 +76,22 @@ def test_training_ends_near_one_process_and_at_the_same_bits_every_time(
     for saved, outcomes in found[1:]:
         assert outcomes == found[0][1]
         assert Driver.same_files(saved, found[0][0])
+
+
+@pytest.mark.parametrize(("context", "data"), [(1, 2), (2, 1)])
+def test_the_head_alone_trains_where_the_base_model_lies_across_ranks(
+    drivers: Drivers, model: Path, context: int, data: int
+) -> None:
+    """A rank without a part runs one token with another adapter, whose layers must not wait for ranks that have none
+    to train."""
+    found = []
+    for shape in ((1,), (context, data, 1, 2)):
+        driver = group(drivers, model, *shape)
+        driver.run("m", CreateModel(lora=LoraConfig(rank=4, seed=1, train_attn=False, train_mlp=False)))
+        train(driver, 2)
+        found.append(driver.save("m", "saved"))
+        end(driver)
+    assert_close(*found)
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "qwen3_moe"])

@@ -67,14 +67,20 @@ class LoraPlan:
 
     @classmethod
     def of(
-        cls, runs: Iterable[tuple[Adapter | None, int]], *, train: bool = False, device: torch.device | str = "cpu"
+        cls,
+        runs: Iterable[tuple[Adapter | None, int]],
+        *,
+        train: bool = False,
+        through_layers: bool = False,
+        device: torch.device | str = "cpu",
     ) -> LoraPlan:
-        """`runs`: (adapter or None for the base model, rows) in row order."""
+        """`runs`: (adapter or None for the base model, rows) in row order. `through_layers`: layers have a backward
+        pass even if nothing below the head is trained."""
         merged = merge_runs(runs)
         if not merged:
             return cls()
         below_head = any(name != UNEMBED for run in merged for name in run.adapter.stack.layout.sites)
-        anchor = torch.zeros((), requires_grad=True) if train and below_head else None
+        anchor = torch.zeros((), requires_grad=True) if train and (below_head or through_layers) else None
         return cls(_products(merged, device), anchor, merged)
 
     def parts(self, rows: int, size: int, device: torch.device) -> list[LoraPlan]:

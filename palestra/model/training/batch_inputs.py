@@ -58,7 +58,9 @@ class BatchInputs:
         if pictures is not None:
             assert divided is None, "several ranks read text only"
             tokens, ahead = tokens.clamp_min(0), trees.of_rows([_ahead(d) for d in batch])
-        plan, branches = LoraPlan.of(tree_runs(batch, trees), train=train, device=device), trees.branches()
+        # Layers that lie across ranks are gathered in their backward pass too, where the others may train them.
+        is_gathered, branches = decoder.sharded is not None, trees.branches()
+        plan = LoraPlan.of(tree_runs(batch, trees), train=train, through_layers=is_gathered, device=device)
         heads = spec if divided is None else divide_heads(spec, divided.group.ranks)
         attend = packed_attention(trees.lengths, heads, device, dtype, branches, ahead)
         recur = packed_recurrence(trees.lengths, heads, device, dtype, branches)
