@@ -22,6 +22,7 @@ from palestra.memory_plan.model_plan import (
     RUNTIME_BYTES,
     exchanged_numbers,
     is_product,
+    kept_bytes,
     training_bytes,
     weight_bytes,
 )
@@ -51,6 +52,9 @@ class RankPlan:
     rank: int
     device: str
     parts: dict[str, int]
+    checkpointing: Checkpointing = False
+    offloaded_bytes: int = 0
+    """What layers keep that waits in the host's memory."""
 
     @property
     def total_bytes(self) -> int:
@@ -138,7 +142,10 @@ def _ranks_of(model: ModelConfig, facts: _Facts, devices: list[str], memory: Map
         key = samples, device.partition(":")[0], room  # those on equal devices need the same
         if key not in planned:
             planned[key] = _parts(model, facts, device, room, samples=samples)
-        ranks.append(RankPlan(model.name[0], rank, device, planned[key]))
+        checkpointing = model.checkpointing if key[1] == "cuda" else bool(model.checkpointing)
+        kept = kept_bytes(facts.spec, _tokens(model, facts.spec, key[1]), _item(model, facts.spec))
+        offloaded = kept if checkpointing == "offload" else 0
+        ranks.append(RankPlan(model.name[0], rank, device, planned[key], checkpointing, offloaded))
     return ranks
 
 
@@ -146,13 +153,12 @@ def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples
     spec, kind, tensor = facts.spec, device.partition(":")[0], model.parallel.tensor
     own, context = facts.own(tensor), model.parallel.context
     require_divisible_heads(own, context)
-    item = 2 if model.weights == "bf16" else DTYPE_BYTES.get(model.dtype or spec.dtype, 4)
+    item, tokens = _item(model, spec), _tokens(model, spec, kind)
     sees = spec.tower is not None and len(model.devices) == 1
     weights, scratch = facts.weights(model.weights, item, sees)
     layers = facts.layer_products(item)
     weights -= layers.total() - layers.total() // max(model.parallel.shard, tensor)
     gathered = GATHERED_LAYERS * max(layers.values(), default=0) if model.parallel.shard > 1 else 0
-    tokens = model.micro_batch_tokens or token_budget(count_parameters(spec), kind)
     row, part = facts.adapter_numbers(1), facts.adapter_numbers(tensor)
     copies = (item if item < 4 or tensor > 1 else 0) + (4 if tensor > 1 else 0)  # what products read and add to
     parts = {
@@ -171,6 +177,14 @@ def _parts(model: ModelConfig, facts: _Facts, device: str, room: int, *, samples
     if samples:
         parts["KV cache"] = _cache_bytes(model, own, item, kind, room - weights - scratch)
     return {name: size for name, size in parts.items() if size}
+
+
+def _item(model: ModelConfig, spec: ModelSpec) -> int:
+    return 2 if model.weights == "bf16" else DTYPE_BYTES.get(model.dtype or spec.dtype, 4)
+
+
+def _tokens(model: ModelConfig, spec: ModelSpec, kind: str) -> int:
+    return model.micro_batch_tokens or token_budget(count_parameters(spec), kind)
 
 
 def _cache_bytes(model: ModelConfig, spec: ModelSpec, item: int, kind: str, left: int) -> int:
@@ -198,7 +212,7 @@ def _changes(model: ModelConfig, facts: _Facts) -> Iterator[dict[str, Any]]:
     samples, ranks share every layer if they can: layers that are gathered for each token are slow."""
     spec, ranks, parallel = facts.spec, len(model.devices), model.parallel
     is_cpu = model.devices[0] == "cpu"
-    tokens = model.micro_batch_tokens or token_budget(count_parameters(spec), "cpu" if is_cpu else "cuda")
+    tokens = _tokens(model, spec, "cpu" if is_cpu else "cuda")
     recomputed: list[Checkpointing] = [True] if is_cpu else [True, "offload"]
     if model.checkpointing == "offload":
         recomputed = recomputed[-1:]

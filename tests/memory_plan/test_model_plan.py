@@ -103,6 +103,23 @@ def test_more_rows_and_tokens_take_more(tmp_path):
     assert tight.micro_batch_tokens < one.micro_batch_tokens
 
 
+def test_nothing_is_computed_again_where_all_of_it_fits(tmp_path):
+    folder = write_hollow(tmp_path / "4b", "qwen3-4b")
+    common = ("model", "info", folder, "--plan", "--rows", 1, "--context", 8192, "--memory")
+    for memory, way, said in (
+        ("140GB", "false", "keeps its activations"),
+        ("24GB", "true", "again in backward passes (checkpointing), at about 0.7 of the speed"),
+    ):
+        shown = palestra(*common, memory).output
+        assert f"models.0.checkpointing={way}" in shown
+        assert said in shown
+    with WeightFiles(folder) as files:
+        plan = plan_memory(files, ModelSpec.from_folder(folder), PlanRequest(140 * 10**9, 1, 8192))
+    settings = [one for one in plan.settings if "max_sample_rows" not in one]
+    served = palestra("serve", "--model", folder, "--dry-run", "--memory", "140GB", "models.0.device=cuda", *settings)
+    assert "again" not in served.output
+
+
 def test_a_sequence_is_planned_whole_and_its_activations_are_offloaded_where_only_that_fits(tmp_path):
     folder = write_hollow(tmp_path / "8b", "qwen3-8b")
     spec = ModelSpec.from_folder(folder)

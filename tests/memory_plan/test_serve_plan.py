@@ -72,6 +72,19 @@ def test_what_does_not_fit_is_refused_with_a_plan_that_does(eight_billion, memor
     assert palestra(*common, *found).exit_code == 0
 
 
+def test_a_plan_says_what_checkpointing_and_offloading_cost(eight_billion):
+    common = ("serve", "--model", eight_billion, "--dry-run", "--memory", "140GB", "models.0.device=cuda")
+    plain, recomputed, offloaded = (
+        palestra(*common, "models.0.micro_batch_tokens=32768", f"models.0.checkpointing={value}").stdout
+        for value in ("false", "true", "offload")
+    )
+    assert "again" not in plain
+    assert "(checkpointing), at about 0.7 of the speed" in recomputed
+    assert "main memory" not in recomputed
+    assert "checkpointing=offload" in offloaded
+    assert float(found_in(r"in main memory +([\d.]+) GiB", offloaded)) == 36 * 32768 * 4096 * 2 / 2**30
+
+
 def test_nothing_is_offloaded_beside_a_cpu(eight_billion):
     common = ("serve", "--model", eight_billion, "--dry-run", "models.0.device=cpu", "models.0.micro_batch_tokens=4096")
     recomputed, offloaded = (

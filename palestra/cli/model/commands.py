@@ -208,6 +208,8 @@ def info(
 
 
 def _print_plan(plan: MemoryPlan, rows: int, context: int) -> None:
+    from palestra.memory_plan.model_plan import WAY_TEXTS
+
     parts = {
         "weights": plan.weights_bytes,
         "one written out": plan.scratch_bytes,
@@ -226,6 +228,7 @@ def _print_plan(plan: MemoryPlan, rows: int, context: int) -> None:
     if plan.offloaded_bytes:
         click.echo(f"  {'beside it, in main memory':<28} {bytes_text(plan.offloaded_bytes):>10}")
     if plan.fits:
+        click.echo(f"  {WAY_TEXTS[plan.checkpointing]}")
         click.echo(f"  settings: {' '.join(plan.settings)}")
     else:
         click.echo("  lower --rows or --context, or choose --weights with fewer bits")

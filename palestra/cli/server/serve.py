@@ -141,6 +141,7 @@ def show_nodes(address: str) -> None:
 
 def show_plan(models: list[ModelConfig], memory: str | None, *, as_json: bool) -> None:
     with needs_extra("engine"):
+        from palestra.memory_plan.model_plan import WAY_TEXTS
         from palestra.memory_plan.serve_plan import by_device, plan_serving
         from palestra.model.errors import ModelError
     with one_line_errors(ModelError, OSError, ValueError):
@@ -156,6 +157,10 @@ def show_plan(models: list[ModelConfig], memory: str | None, *, as_json: bool) -
             click.echo(f"  {rank.model}, rank {rank.rank}")
             for name, size in rank.parts.items():
                 click.echo(f"    {name:<36} {bytes_text(size):>10}")
+            if rank.offloaded_bytes:
+                click.echo(f"    {'beside it, in main memory':<36} {bytes_text(rank.offloaded_bytes):>10}")
+            if rank.checkpointing:
+                click.echo(f"    {WAY_TEXTS[rank.checkpointing]}")
     if plan.too_full:
         for model, settings in plan.advice.items():
             found = f"it fits with: {' '.join(settings)}" if settings else "choose a smaller model, or larger devices"
