@@ -386,6 +386,7 @@ class GrpoConfig(RunConfig):
         check_gyms(self.environments, self.rollouts, self.rollout.style)
         check_coding(self.environments, self.rollouts)
         check_verifiers(self.environments, self.rollouts)
+        self._check_limits()
         is_elsewhere = self.rollouts != "local" or any(is_gym(entry.name) for entry in self.environments)
         if self.algorithm.replay_routing and is_elsewhere:
             raise ValueError(
@@ -401,6 +402,15 @@ class GrpoConfig(RunConfig):
                 "episodes and agents set episodes.oversample"
             )
         return self
+
+    def _check_limits(self) -> None:
+        """Refuses limits that would never end a rollout: nobody counts for them what a gym or an agent does."""
+        if self.rollouts != "agent" and not all(is_gym(entry.name) for entry in self.environments):
+            return
+        instead = "agent.timeout_s" if self.rollouts == "agent" else "max_steps of the gym's agent"
+        for name in ("max_tool_calls", "max_parse_failures"):
+            if getattr(self.rollout, name) is not None:
+                raise ValueError(f"rollout.{name} has no effect on what is played here; set {instead}")
 
     def _check_continuing(self) -> None:
         if self.rollout.style == "batched":

@@ -148,6 +148,27 @@ def test_calls_on_the_side_and_of_sub_agents_are_branches_of_their_own(alice: Ap
     assert [call["agent"] for call in calls] == ["side", "", "review"]
 
 
+def test_an_agent_that_compacts_its_context_makes_branches_that_are_all_trained(alice: Api) -> None:
+    """It asks for a summary at the end of its conversation, and begins another one with it."""
+    alice.register()
+    lease = alice.claim_one()
+    tools: Any = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    with player(lease) as client:
+        first = say(client, TWO, tools=tools)
+        talk = went_on(TWO, first)
+        second = say(client, talk, tools=tools)
+        summary = say(client, went_on(talk, second), tools=tools)
+        rest = say(client, [{"role": "user", "content": "So far: one look."}], tools=tools)
+        last = say(client, went_on([{"role": "user", "content": "So far: one look."}], rest), tools=tools)
+    alice.end(lease)
+    ((episode,),) = [group["episodes"] for group in alice.played()]
+    main, after = episode["trajectories"]
+    assert (main["tokens"], after["tokens"]) == (whole(summary), whole(last))
+    assert [line["agent"] for line in (main, after)] == ["", ""]  # kept by agent.train_on=[continuations]
+    sampled = [sum(len(one.choices[0].token_ids) for one in turns) for turns in ((first, second, summary), (rest, last))]
+    assert [sum(line["loss_mask"]) for line in (main, after)] == sampled
+
+
 def test_text_completions_that_go_on_are_one_trajectory(alice: Api) -> None:
     alice.register()
     lease = alice.claim_one()

@@ -12,7 +12,7 @@ from palestra.config.endings import DistillEndingsConfig, EndingsConfig
 from palestra.rollouts.policy_sampler import PolicySampler
 from palestra.training.collecting.endings import EndedRollouts
 from palestra.types.rollouts import Group, GroupRequest, Rollout, RolloutStop
-from tests.training.records import group_of, make_rollout, make_turn
+from tests.training.records import group_of, make_config, make_rollout, make_turn
 from tests.training.scripted import ScriptedSampler
 
 
@@ -67,3 +67,21 @@ def test_a_cut_last_turn_counts_although_its_environment_was_done() -> None:
 def test_a_teacher_also_scores_what_was_cut() -> None:
     assert EndingsConfig().length == "mask"
     assert DistillEndingsConfig(timeout=0).length == "grade"
+
+
+@pytest.mark.parametrize("limit", ["max_tool_calls", "max_parse_failures"])
+@pytest.mark.parametrize(
+    ("played", "instead"),
+    [
+        ({"environments": [{"name": "gym:sums", "config": {"head": "http://127.0.0.1:1"}}]}, "max_steps"),
+        ({"environments": [{"name": "coding"}], "rollouts": "agent"}, r"agent\.timeout_s"),
+    ],
+    ids=["gym", "agent"],
+)
+def test_a_limit_that_nobody_would_count_is_refused(played: dict[str, Any], instead: str, limit: str) -> None:
+    make_config(**played)
+    with pytest.raises(ValueError, match=rf"rollout\.{limit} has no effect .* set {instead}"):
+        make_config(rollout={limit: 3}, **played)
+    mixed = [*played["environments"], {"name": "stockroom"}]
+    if "rollouts" not in played:
+        assert make_config(rollout={limit: 3}, environments=mixed).rollout.endings.parse_failures == "grade"
