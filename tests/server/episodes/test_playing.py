@@ -165,7 +165,8 @@ def test_an_agent_that_compacts_its_context_makes_branches_that_are_all_trained(
     main, after = episode["trajectories"]
     assert (main["tokens"], after["tokens"]) == (whole(summary), whole(last))
     assert [line["agent"] for line in (main, after)] == ["", ""]  # kept by agent.train_on=[continuations]
-    sampled = [sum(len(one.choices[0].token_ids) for one in turns) for turns in ((first, second, summary), (rest, last))]
+    conversations = ((first, second, summary), (rest, last))
+    sampled = [sum(len(one.choices[0].token_ids) for one in turns) for turns in conversations]
     assert [sum(line["loss_mask"]) for line in (main, after)] == sampled
 
 
