@@ -11,13 +11,15 @@ from palestra.types.rollouts import RolloutStop
 from palestra.util.renamed import AGENT_WORTHS
 
 
-def _refuse_old_word(given: object) -> object:
+def _refuse_other_words(given: object) -> object:
+    if isinstance(given, bool):
+        raise ValueError(f"{str(given).lower()} is no reward; give grade, mask or a number")
     if isinstance(given, str) and given in AGENT_WORTHS:
         raise ValueError(f"{given!r} is now called {AGENT_WORTHS[given]!r}")
     return given
 
 
-Worth = Annotated[Literal["grade", "mask"] | FiniteFloat, BeforeValidator(_refuse_old_word)]
+Worth = Annotated[Literal["grade", "mask"] | FiniteFloat, BeforeValidator(_refuse_other_words)]
 """`grade`: what its environment or verifier gives it as it stands. A number: that reward. `mask`: nothing is learned
 from it."""
 

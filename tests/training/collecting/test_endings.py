@@ -64,6 +64,11 @@ def test_a_cut_last_turn_counts_although_its_environment_was_done() -> None:
     assert ended(earlier, length=0.0).reward == 1.0
 
 
+def test_true_is_no_reward() -> None:
+    with pytest.raises(ValueError, match="true is no reward; give grade, mask or a number"):
+        EndingsConfig(length=True)
+
+
 def test_a_teacher_also_scores_what_was_cut() -> None:
     assert EndingsConfig().length == "mask"
     assert DistillEndingsConfig(timeout=0).length == "grade"
