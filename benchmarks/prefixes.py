@@ -51,7 +51,7 @@ class Size:
     answers: int
     answer: int
     groups: int
-    """Of the trace."""
+    """How many groups of the recorded trace a pass has."""
     goals: dict[str, float]
     """The least ratio of each row."""
 

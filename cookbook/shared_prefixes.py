@@ -79,7 +79,7 @@ class Passes:
 
     losses: list[float] = field(default_factory=list)
     logprobs: list[NDArray[np.float32]] = field(default_factory=list)
-    """Of each pass, those of all targets."""
+    """Log-probabilities of all targets, pass by pass."""
     computed: int = 0
     """Rows of the model's layers."""
     moved: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))

@@ -404,7 +404,7 @@ class GrpoConfig(RunConfig):
         return self
 
     def _check_limits(self) -> None:
-        """Refuses limits that would never end a rollout: nobody counts for them what a gym or an agent does."""
+        """Refuses limits that would never end a rollout: tool calls and failures of gyms and agents are not counted."""
         if self.rollouts != "agent" and not all(is_gym(entry.name) for entry in self.environments):
             return
         instead = "agent.timeout_s" if self.rollouts == "agent" else "max_steps of the gym's agent"

@@ -95,6 +95,7 @@ def _route_kernel(
 
 @triton.jit
 def _count(NUMBERS, block, n_pairs, EB: tl.constexpr, PAIRS: tl.constexpr, STEP: tl.constexpr):
+    """Returns how many pairs of a block visit each expert."""
     counts = tl.zeros((EB,), tl.int32)
     for start in range(block * PAIRS, tl.minimum((block + 1) * PAIRS, n_pairs), STEP):
         p = start + tl.arange(0, STEP)

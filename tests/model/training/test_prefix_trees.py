@@ -192,7 +192,7 @@ def test_packed_weights_see_the_same_rows(random_model, weights):
 
 @pytest.mark.parametrize("is_base", [False, True])
 def test_a_forward_pass_returns_the_logprobs_of_every_position_of_each_datum(get_bench, is_base):
-    """Of prompts too, whose weights are 0, and of the base model."""
+    """Log-probabilities of prompts, whose weights are 0, and those of the base model are returned too."""
     found = []
     for share in (True, False):
         bench = get_bench(share_prefixes=share)
